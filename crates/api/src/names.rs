@@ -1,0 +1,88 @@
+//! Labels, annotations, resources and other names that more than one crate must spell alike.
+
+pub const GROUP: &str = "stokehold.dev";
+pub const VERSION: &str = "v1alpha1";
+
+/// On every pod of a job: the job's name.
+pub const JOB_LABEL: &str = "stokehold.dev/job";
+/// On every pod of a job: which attempt it belongs to, from 1.
+pub const ATTEMPT_LABEL: &str = "stokehold.dev/attempt";
+/// On every pod of a job: its place in the gang, from 0.
+pub const RANK_LABEL: &str = "stokehold.dev/rank";
+/// Kueue's label, read as the queue where `spec.queue` is absent.
+pub const KUEUE_QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+
+/// On a pod: the GPUs it was given, by index, separated by commas.
+pub const GPU_DEVICES_ANNOTATION: &str = "stokehold.dev/gpu-devices";
+/// On a pod: what it uses now, as JSON. Written by the node, at most every few seconds.
+pub const USAGE_ANNOTATION: &str = "stokehold.dev/usage";
+/// On a node: its GPUs are made up.
+pub const GPU_SIMULATED_LABEL: &str = "stokehold.dev/gpu-simulated";
+
+/// As NVIDIA's feature discovery labels nodes.
+pub const GPU_PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+pub const GPU_COUNT_LABEL: &str = "nvidia.com/gpu.count";
+/// In MiB, for one GPU.
+pub const GPU_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+/// What a pod requests and a node has.
+pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+/// Node condition: can memory limits be enforced, and by what.
+pub const MEMORY_LIMITS_ENFORCED: &str = "MemoryLimitsEnforced";
+
+/// The container that runs a job's command in each of its pods.
+pub const WORKER_CONTAINER: &str = "worker";
+/// What a pod's image says where the host's own tools are used.
+pub const HOST_IMAGE: &str = "host";
+
+/// `<job>-<attempt>-<rank>`: the attempt is in the name, so that a pod that will not die cannot block the next attempt.
+pub fn pod_name(job: &str, attempt: u32, rank: u32) -> String {
+    format!("{job}-{attempt}-{rank}")
+}
+
+/// The name a worker has for others, in every attempt: `<job>-<rank>`.
+pub fn host_name(job: &str, rank: u32) -> String {
+    format!("{job}-{rank}")
+}
+
+/// The claim that holds a job's checkpoints.
+pub fn checkpoint_claim(job: &str) -> String {
+    format!("{job}-checkpoint")
+}
+
+/// The secret that the pods of an MPI job know each other by; its one key is [`MPI_TOKEN_KEY`].
+pub fn mpi_secret(job: &str) -> String {
+    format!("{job}-mpi")
+}
+
+pub const MPI_TOKEN_KEY: &str = "token";
+
+/// What `spec.managedBy` says where it means us; any other value means hands off.
+pub const MANAGED_BY: &str = "stokehold.dev/stoke";
+
+/// Variables that every worker of every framework has.
+pub mod env {
+    pub const JOB: &str = "STOKE_JOB";
+    /// From 1.
+    pub const ATTEMPT: &str = "STOKE_ATTEMPT";
+    /// The worker's place in the gang, from 0.
+    pub const RANK: &str = "STOKE_RANK";
+    /// Workers in the gang.
+    pub const WORKERS: &str = "STOKE_WORKERS";
+    /// Where checkpoints are written.
+    pub const CHECKPOINT_DIR: &str = "STOKE_CHECKPOINT_DIR";
+    /// How often they are meant to be written, in seconds.
+    pub const CHECKPOINT_EVERY: &str = "STOKE_CHECKPOINT_EVERY";
+    /// How many are meant to be kept.
+    pub const CHECKPOINT_KEEP: &str = "STOKE_CHECKPOINT_KEEP";
+
+    /// Of an MPI gang: `name=address:port,...` in the order of ranks, the launcher first.
+    pub const MPI_HOSTS: &str = "STOKE_MPI_HOSTS";
+    /// `address:port` that this worker listens on.
+    pub const MPI_LISTEN: &str = "STOKE_MPI_LISTEN";
+    /// What the pods of the gang know each other by.
+    pub const MPI_TOKEN: &str = "STOKE_MPI_TOKEN";
+}
+
+/// The longest name a job may have, so that `<job>-<attempt>-<rank>` is still a valid host name.
+pub const JOB_NAME_LENGTH_MAX: usize = 50;

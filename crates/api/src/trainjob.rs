@@ -1,0 +1,399 @@
+//! TrainJob: one training run, one pod or many, as a gang.
+
+mod status;
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use status::{Attempt, Exit, Outcome, Phase, Sizing, TrainJobStatus};
+
+use crate::names::KUEUE_QUEUE_LABEL;
+use crate::quantity::{Bytes, CpuMilli, GpuRequest, Span};
+
+/// One training run: a command, run by one worker or by a gang of workers that start, fail and end together.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[kube(
+    group = "stokehold.dev",
+    version = "v1alpha1",
+    kind = "TrainJob",
+    namespaced,
+    status = "TrainJobStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "tj",
+    category = "stokehold",
+    doc = "One training run: a command, run by one worker or by a gang of workers that start, fail and end together.",
+    selectable = ".spec.queue",
+    printcolumn(
+        name = "Phase",
+        type_ = "string",
+        json_path = ".status.phase",
+        description = "What the job is doing."
+    ),
+    printcolumn(
+        name = "Why",
+        type_ = "string",
+        json_path = ".status.reason",
+        description = "Why it is doing that."
+    ),
+    printcolumn(
+        name = "Workers",
+        type_ = "string",
+        json_path = ".status.ready",
+        description = "Workers running, of all."
+    ),
+    printcolumn(
+        name = "GPUs",
+        type_ = "string",
+        json_path = ".spec.gpus",
+        description = "GPUs of each worker."
+    ),
+    printcolumn(
+        name = "Attempt",
+        type_ = "integer",
+        json_path = ".status.attempt",
+        description = "Which attempt this is."
+    ),
+    printcolumn(
+        name = "Since",
+        type_ = "date",
+        json_path = ".status.phaseSince",
+        description = "Since when it is in this phase."
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "When it was submitted."
+    ),
+    printcolumn(
+        name = "Queue",
+        type_ = "string",
+        json_path = ".spec.queue",
+        priority = "1",
+        description = "The queue it waits in."
+    ),
+    printcolumn(
+        name = "Priority",
+        type_ = "string",
+        json_path = ".spec.priority",
+        priority = "1",
+        description = "Who goes first."
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.message",
+        priority = "1",
+        description = "The reason in a sentence."
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainJobSpec {
+    /// How workers find each other: `torch`, `mpi`, `tensorflow`, `jax`, or `plain` for a command that needs no one.
+    #[serde(default)]
+    pub framework: Framework,
+
+    /// Pods in the gang. All of them run, or none does.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub workers: u32,
+
+    /// Run with as few as `min` workers and grow to `max`. Beside it, `workers` is how many are wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
+
+    /// GPUs of each worker: `8`, a fraction of one (`"0.5"`), or a MIG profile (`"1g.10gb"`).
+    #[serde(default)]
+    pub gpus: GpuRequest,
+
+    /// GPU models the job may run on, any of them: `a100-80g`, `h100`. Absent: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 63)))]
+    pub gpu_types: Vec<String>,
+
+    /// CPUs of each worker. Absent: its GPUs' share of the node, else one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuMilli>,
+
+    /// Container image. Required on a cluster; not used on a single machine, where the host's own tools run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub image: Option<String>,
+
+    /// What every worker runs. With `framework: torch` it is started by torchrun, unless it already is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub command: Vec<String>,
+
+    /// Directory the command starts in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub working_dir: Option<String>,
+
+    /// Environment variables, as a container has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 512))]
+    pub env: Vec<EnvVar>,
+
+    /// Processes each worker starts. Absent: one a GPU, else one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub processes_per_worker: Option<u32>,
+
+    /// The queue to wait in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub queue: Option<String>,
+
+    /// `production` goes before `standard`, which goes before `experiment`.
+    #[serde(default)]
+    pub priority: Priority,
+
+    /// Memory of each worker. What is absent is chosen for you, and the status says how.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+
+    /// Which runs are alike, for learning from them. Absent: those with the same image, command and shape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub profile: Option<String>,
+
+    /// Datasets, each at the path where the workers see it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub datasets: Vec<DatasetMount>,
+
+    /// Where checkpoints are kept: a volume that outlives pods and attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
+
+    /// May it run on machines that can be taken away? `never`, `allowed` or `only`.
+    #[serde(default)]
+    pub spot: Spot,
+
+    /// `pod` gives each worker its own address; `host` uses the node's, as RDMA and EFA want. Absent: what the cluster prefers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+
+    /// How often a failed attempt is tried again.
+    #[serde(default = "three")]
+    #[schemars(range(min = 0, max = 100))]
+    pub retries: u32,
+
+    /// How long the job may run, all attempts together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_duration: Option<Span>,
+
+    /// How long the finished job is kept. Absent: until it is deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<Span>,
+
+    /// True: stop the workers, keep the job and its place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+
+    /// Another controller that runs this job instead of Stokehold. Cannot be changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub managed_by: Option<String>,
+
+    /// The way out: a PodTemplateSpec laid under every worker's pod. Its first container, or the one named `worker`, is the worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<Template>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn three() -> u32 {
+    3
+}
+
+/// How workers find each other.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Framework {
+    Torch,
+    Mpi,
+    Tensorflow,
+    Jax,
+    #[default]
+    Plain,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elastic {
+    /// The fewest workers the job can run with.
+    #[schemars(range(min = 1, max = 4096))]
+    pub min: u32,
+    /// The most workers the job can use.
+    #[schemars(range(min = 1, max = 4096))]
+    pub max: u32,
+}
+
+/// Who goes first.
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    Experiment,
+    #[default]
+    Standard,
+    Production,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// What a worker is promised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<Bytes>,
+    /// What a worker is stopped at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Bytes>,
+    /// What a limit that is learned or raised may reach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<Bytes>,
+    /// `burstable` promises less than the limit; `guaranteed` promises all of it.
+    #[serde(default)]
+    pub qos: Qos,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Qos {
+    #[default]
+    Burstable,
+    Guaranteed,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+pub struct DatasetMount {
+    /// Name of a Dataset in the job's namespace.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Absolute path where workers see it, read-only.
+    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^/"))]
+    pub path: String,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Absolute path where workers write checkpoints.
+    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^/"))]
+    pub path: String,
+    /// Size of the volume that holds them.
+    #[serde(default = "ten_gib")]
+    pub size: Bytes,
+    /// How often the job means to write one; told to it as `STOKE_CHECKPOINT_EVERY`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every: Option<Span>,
+    /// How many to keep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub keep: Option<u32>,
+    /// Storage class of the volume. Absent: the cluster's default.
+    #[serde(rename = "storageClass", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub storage_class: Option<String>,
+}
+
+fn ten_gib() -> Bytes {
+    Bytes::gib(10)
+}
+
+/// May the job run on machines that can be taken away?
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Spot {
+    Never,
+    #[default]
+    Allowed,
+    Only,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Network {
+    Pod,
+    Host,
+}
+
+/// A container's environment variable. `valueFrom` is as Kubernetes has it; it is checked when pods are made.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvVar {
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub value: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<Template>,
+}
+
+/// An object whose schema is Kubernetes' own and is kept out of ours, so that the CRD stays readable.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+#[serde(transparent)]
+pub struct Template(pub BTreeMap<String, Value>);
+
+impl JsonSchema for Template {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Template".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    }
+}
+
+impl TrainJobSpec {
+    /// Processes of one worker: said, or one a GPU, or one.
+    pub fn processes_per_worker(&self) -> u32 {
+        self.processes_per_worker
+            .unwrap_or_else(|| self.gpus.whole().max(1))
+    }
+
+    /// Processes of the whole gang.
+    pub fn world_size(&self) -> u32 {
+        self.workers.saturating_mul(self.processes_per_worker())
+    }
+}
+
+impl TrainJob {
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or("default")
+    }
+
+    /// The queue it waits in; Kueue's label is read where the spec says nothing.
+    pub fn queue(&self) -> Option<&str> {
+        let label = || {
+            self.metadata
+                .labels
+                .as_ref()?
+                .get(KUEUE_QUEUE_LABEL)
+                .map(String::as_str)
+        };
+        self.spec.queue.as_deref().or_else(label)
+    }
+
+    /// Complete or failed: nothing more will run.
+    pub fn is_finished(&self) -> bool {
+        self.status
+            .as_ref()
+            .is_some_and(|status| status.phase.is_final())
+    }
+}

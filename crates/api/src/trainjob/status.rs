@@ -1,0 +1,169 @@
+//! What a TrainJob tells about itself. Written only by the controller.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{Bytes, CpuMilli};
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrainJobStatus {
+    /// What the job is doing, in one word.
+    pub phase: Phase,
+    /// Since when it is in this phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase_since: Option<Time>,
+    /// Why it is in this phase, as one PascalCase word.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same as a sentence, with what would help.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Workers running, of all: `2/2`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ready: String,
+    /// Which attempt this is, from 1; 0 before the first.
+    pub attempt: u32,
+    /// Failed attempts that count against `retries`.
+    pub failures: u32,
+    /// When the next attempt may start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_attempt_at: Option<Time>,
+    /// When the first worker of the first attempt was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When the job ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// Seconds spent running in attempts that have ended; what `maxDuration` counts, with the attempt that runs.
+    pub ran_seconds: u64,
+    /// The generation of the spec this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// At most one of each type.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The latest attempts, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
+}
+
+/// Attempts kept in the status; `attempt` goes on counting.
+pub const ATTEMPTS_KEPT: usize = 10;
+
+impl TrainJobStatus {
+    pub fn current_attempt(&self) -> Option<&Attempt> {
+        self.attempts
+            .last()
+            .filter(|attempt| attempt.number == self.attempt)
+    }
+
+    /// Adds an attempt and forgets the oldest beyond what is kept.
+    pub fn push_attempt(&mut self, attempt: Attempt) {
+        self.attempt = attempt.number;
+        self.attempts.push(attempt);
+        let excess = self.attempts.len().saturating_sub(ATTEMPTS_KEPT);
+        self.attempts.drain(..excess);
+    }
+}
+
+/// What a job is doing, for people.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Waits for a place, for quota, for data or for its next attempt. The reason says which.
+    #[default]
+    Queued,
+    /// Has its place; not all workers run yet.
+    Starting,
+    /// All workers run.
+    Running,
+    /// A worker failed or was interrupted; the rest is being stopped before the next attempt.
+    Restarting,
+    /// Stopped by `suspend`, with its place kept.
+    Suspended,
+    /// Ended well.
+    Complete,
+    /// Ended badly, for good.
+    Failed,
+}
+
+impl Phase {
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Complete | Self::Failed)
+    }
+}
+
+/// One try at running the whole gang.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Attempt {
+    /// From 1.
+    pub number: u32,
+    /// When its pods were placed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed_at: Option<Time>,
+    /// When all its workers ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running_at: Option<Time>,
+    /// When it was over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// The generation of the spec it runs; a spec changed since takes effect with the next attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
+    /// The node of each worker, by rank.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// The first of the ports leased for its rendezvous, where workers share a network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// CPUs of each worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuMilli>,
+    /// Memory of each worker, and how it was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Sizing>,
+    /// How it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    /// Which worker ended it, and how.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Exit>,
+}
+
+/// The memory of a worker and why it is that much.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Sizing {
+    pub request: Bytes,
+    pub limit: Bytes,
+    /// How it was chosen, as a sentence.
+    pub why: String,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every worker ended with 0.
+    Succeeded,
+    /// A worker failed; counts against `retries`.
+    Failed,
+    /// Taken away by something outside the job; does not count.
+    Interrupted,
+    /// Stopped by `suspend`; does not count.
+    Suspended,
+}
+
+/// The end of the worker that ended the attempt.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Exit {
+    pub rank: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// As the kubelet gave it: `OOMKilled`, `Error`, `Evicted`.
+    pub reason: String,
+    /// What is known of the cause, as a sentence with its evidence.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
