@@ -1,0 +1,176 @@
+//! What a controller manager would do: garbage collection by owner references, the end of namespaces and of
+//! definitions, the expiry of events, the compaction of the log.
+//!
+//! Driven by the store's log, so that an idle server does nothing. Every deletion goes through the same code as a
+//! client's, inside one write, with the uid as its precondition; doing a task twice is harmless.
+
+mod collect;
+mod expiry;
+mod graph;
+mod removal;
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use stoke_store::{Change, ChangeType, Error as StoreError, Key, Retention, Revision, Scan};
+use tokio_util::sync::CancellationToken;
+
+use self::graph::{Graph, Task};
+use crate::object::Light;
+use crate::registry::DEFINITIONS;
+use crate::server::{ApiServer, Core};
+use crate::status::Status;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Events are forgotten this long after they were last seen.
+    pub event_ttl: Duration,
+    /// How much of the log of changes is kept.
+    pub retention: Retention,
+    /// How often the two are looked at.
+    pub every: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            event_ttl: Duration::from_secs(3600),
+            retention: Retention::default(),
+            every: Duration::from_secs(60),
+        }
+    }
+}
+
+/// How long a task that failed (a full disk, say) waits before it is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Keeps house until `shutdown`.
+pub async fn run(server: ApiServer, options: Options, shutdown: CancellationToken) {
+    let work = async {
+        tokio::join!(collect_forever(&server), expiry::run(&server, &options));
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+async fn collect_forever(server: &ApiServer) {
+    let core = server.core();
+    loop {
+        if let Err(error) = follow(core).await {
+            tracing::warn!(%error, "housekeeping begins anew");
+            tokio::time::sleep(RETRY_AFTER).await;
+        }
+    }
+}
+
+/// Everything there is to look after.
+#[derive(Default)]
+struct Household {
+    graph: Graph,
+    /// Namespaces that are being emptied.
+    ending: BTreeSet<String>,
+    tasks: BTreeSet<Task>,
+}
+
+async fn follow(core: &Core) -> Result<(), StoreError> {
+    let (mut house, revision) = observe_all(core).await?;
+    let mut watcher = core.store.watch(None, revision);
+    loop {
+        let failed = house.work(core).await;
+        if failed.is_empty() {
+            for change in watcher.next().await? {
+                house.observe(&change);
+            }
+        } else {
+            house.tasks = failed;
+            tokio::time::sleep(RETRY_AFTER).await;
+        }
+    }
+}
+
+async fn observe_all(core: &Core) -> Result<(Household, Revision), StoreError> {
+    core.store
+        .read(|read| {
+            let mut house = Household::default();
+            for resource in read.resources()? {
+                read.scan(&Scan::all(&resource), |item| {
+                    let key = Key::new(&resource, item.namespace, item.name);
+                    house.saw(&key, Light::read(item.document));
+                    ControlFlow::Continue(())
+                })?;
+            }
+            // Owners are only known to be gone once everything has been seen.
+            house.tasks.extend(house.graph.all_orphans());
+            Ok((house, read.revision()?))
+        })
+        .await
+}
+
+impl Household {
+    fn observe(&mut self, change: &Change) {
+        let key = &change.key;
+        if change.change != ChangeType::Deleted {
+            self.saw(key, Light::read(&change.document()));
+            return;
+        }
+        self.tasks.extend(self.graph.forget(key));
+        if key.resource == "namespaces" {
+            self.ending.remove(&key.name);
+        } else if key.resource == "serviceaccounts" && key.name == "default" {
+            self.tasks
+                .insert(Task::RestoreAccount(key.namespace.clone()));
+        }
+        if self.ending.contains(&key.namespace) {
+            self.tasks.insert(Task::EndNamespace(key.namespace.clone()));
+        }
+        if let Some(definition) = self.graph.ending_definition(&key.resource) {
+            self.tasks.insert(Task::EndDefinition(definition));
+        }
+    }
+
+    fn saw(&mut self, key: &Key, light: Light) {
+        if light.is_deleting() {
+            match key.resource.as_str() {
+                "namespaces" => {
+                    self.ending.insert(key.name.clone());
+                    self.tasks.insert(Task::EndNamespace(key.name.clone()));
+                }
+                DEFINITIONS => {
+                    self.tasks.insert(Task::EndDefinition(key.name.clone()));
+                }
+                _ => {}
+            }
+        }
+        self.tasks.extend(self.graph.observe(key, light));
+    }
+
+    /// Does what there is to do; returns what could not be done.
+    async fn work(&mut self, core: &Core) -> BTreeSet<Task> {
+        let mut failed = BTreeSet::new();
+        for task in std::mem::take(&mut self.tasks) {
+            if let Err(status) = self.perform(core, &task).await {
+                tracing::warn!(
+                    ?task,
+                    status = status.message(),
+                    "housekeeping will try again"
+                );
+                failed.insert(task);
+            }
+        }
+        failed
+    }
+
+    async fn perform(&self, core: &Core, task: &Task) -> Result<(), Status> {
+        match task {
+            Task::CheckOwners(uid) => collect::check_owners(core, &self.graph, uid).await,
+            Task::Foreground(uid) => collect::foreground(core, &self.graph, uid).await,
+            Task::Orphan(uid) => collect::orphan(core, &self.graph, uid).await,
+            Task::EndNamespace(name) => removal::end_namespace(core, name).await,
+            Task::RestoreAccount(namespace) => removal::restore_account(core, namespace).await,
+            Task::EndDefinition(name) => removal::end_definition(core, name).await,
+        }
+    }
+}

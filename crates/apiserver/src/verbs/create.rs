@@ -1,0 +1,77 @@
+//! New objects.
+
+use http::StatusCode;
+use jiff::Timestamp;
+use stoke_store::{Error as StoreError, Key};
+
+use crate::admission;
+use crate::object;
+use crate::registry::DEFINITIONS;
+use crate::reply::{Document, Reply};
+use crate::request::{Body, WriteOptions};
+use crate::resource::Resource;
+use crate::server::Core;
+use crate::status::Status;
+
+/// How often a generated name is drawn anew when it is taken.
+const DRAWS_MAX: usize = 8;
+
+pub(crate) async fn create(
+    core: &Core,
+    resource: &Resource,
+    namespace: Option<&str>,
+    body: Body,
+    options: WriteOptions,
+) -> Result<Reply, Status> {
+    let now = Timestamp::now();
+    let admitted = admission::create(resource, namespace, body, options, now)?;
+    let resource = resource.clone();
+    let is_definition = resource.key() == DEFINITIONS;
+    let mut object = admitted.object;
+    let document = core
+        .store
+        .write(move |write| {
+            admission::check_surroundings(write, &resource, &mut object)?;
+            let mut key = key(&resource, &object);
+            let generated = object::text(&object, "generateName").to_owned();
+            for _ in 0..DRAWS_MAX {
+                if generated.is_empty() || write.get(&key)?.is_none() {
+                    break;
+                }
+                let name = admission::drawn_name(&generated);
+                object["metadata"]["name"] = name.into();
+                key.name = object::name(&object).to_owned();
+            }
+            if options.dry_run {
+                return match write.get(&key)? {
+                    Some(_) => Err(Status::already_exists(&resource, &key.name)),
+                    None => Ok(Document::Served(object)),
+                };
+            }
+            let mut stored = object.clone();
+            resource.to_stored(&mut stored);
+            let stored = write.create(&key, stored).map_err(|error| match error {
+                StoreError::Exists(key) => Status::already_exists(&resource, &key.name),
+                other => other.into(),
+            })?;
+            admission::after_create(write, &resource, &object, now)?;
+            Ok(Document::Stored(stored.document))
+        })
+        .await?;
+    if is_definition && !options.dry_run {
+        core.registry.reload(&core.store).await?;
+    }
+    Ok(Reply {
+        code: StatusCode::CREATED,
+        document,
+        warnings: admitted.warnings,
+    })
+}
+
+fn key(resource: &Resource, object: &serde_json::Value) -> Key {
+    Key::new(
+        resource.key(),
+        object::namespace(object),
+        object::name(object),
+    )
+}

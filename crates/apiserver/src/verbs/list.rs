@@ -1,0 +1,271 @@
+//! Collections, whole or in pages that all belong to one revision.
+//!
+//! A `continue` token carries the revision of the first page. Later pages are read as of that revision, from the
+//! objects and the log of what changed since; once the log no longer reaches back that far, the answer is 410.
+
+use std::ops::ControlFlow;
+
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::StatusCode;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use stoke_store::{Error as StoreError, Read, Revision, Scan};
+
+use super::select::Selection;
+use crate::reply::{self, encode, is_stored_shape, json_response, parse};
+use crate::request::{ListOptions, RevisionMatch, RevisionOption, Shape};
+use crate::resource::Resource;
+use crate::server::Core;
+use crate::status::Status;
+use crate::table;
+
+#[derive(Deserialize, Serialize)]
+struct Token {
+    v: String,
+    rv: u64,
+    namespace: String,
+    name: String,
+}
+
+const TOKEN_VERSION: &str = "stokehold/v1";
+const TOKEN_LENGTH_MAX: usize = 2048;
+
+impl Token {
+    fn encode(&self) -> Result<String, Status> {
+        let text = serde_json::to_vec(self).map_err(Status::internal)?;
+        Ok(URL_SAFE_NO_PAD.encode(text))
+    }
+
+    fn decode(text: &str) -> Result<Self, Status> {
+        let refused = || Status::bad_request("continue key is not valid");
+        if text.len() > TOKEN_LENGTH_MAX {
+            return Err(refused());
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| refused())?;
+        let token: Self = serde_json::from_slice(&bytes).map_err(|_| refused())?;
+        if token.v == TOKEN_VERSION {
+            Ok(token)
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+/// What a page holds, in the form the answer needs: bytes where nobody has to look inside, values where someone has.
+enum Items {
+    Raw(Vec<u8>),
+    Values(Vec<Value>),
+}
+
+struct Page {
+    items: Items,
+    revision: Revision,
+    /// The last object of the page, if there are more.
+    last: Option<(String, String)>,
+    remaining: Option<u64>,
+}
+
+pub(crate) async fn list(
+    core: &Core,
+    resource: &Resource,
+    namespace: Option<&str>,
+    options: ListOptions,
+    shape: Shape,
+) -> Result<Response, Status> {
+    let selection = Selection::new(resource, namespace, &options)?;
+    let resource = resource.clone();
+    let raw = shape == Shape::Whole && selection.takes_all() && is_stored_shape(&resource);
+    // Rendered where it is read: a large table must not hold up other requests' threads.
+    core.store
+        .read(move |read| {
+            let page = read_page(read, &resource, &selection, &options, raw)?;
+            render(&resource, page, shape)
+        })
+        .await
+}
+
+fn read_page(
+    read: &Read<'_>,
+    resource: &Resource,
+    selection: &Selection,
+    options: &ListOptions,
+    raw: bool,
+) -> Result<Page, Status> {
+    let token = options
+        .continue_token
+        .as_deref()
+        .map(Token::decode)
+        .transpose()?;
+    let latest = read.revision()?;
+    let at = match (&token, options.revision) {
+        (Some(token), _) => Some(Revision(token.rv)),
+        (None, RevisionOption::Number(wanted)) => {
+            if wanted > latest.0 {
+                return Err(Status::future_revision(wanted, latest.0));
+            }
+            // A limit with a revision and no word on how to match it means exactly that revision.
+            let exact = match options.revision_match {
+                Some(how) => how == RevisionMatch::Exact,
+                None => options.limit.is_some(),
+            };
+            exact.then_some(Revision(wanted))
+        }
+        (None, _) => None,
+    };
+    let key = resource.key();
+    let scan = Scan {
+        resource: &key,
+        namespace: selection.namespace.as_deref(),
+        after: token
+            .as_ref()
+            .map(|token| (token.namespace.as_str(), token.name.as_str())),
+        at: at.filter(|at| *at != latest),
+    };
+    let mut page = collect(read, resource, selection, &scan, options.limit, raw)
+        .map_err(|error| expired_token(error, token.is_some()))?;
+    page.revision = at.unwrap_or(latest);
+    if let Some((namespace, name)) = &page.last
+        && selection.takes_all()
+    {
+        let rest = Scan {
+            after: Some((namespace, name)),
+            at: None,
+            ..scan
+        };
+        page.remaining = Some(read.count(&rest)?);
+    }
+    Ok(page)
+}
+
+fn expired_token(error: Status, continued: bool) -> Status {
+    if continued && error.code() == StatusCode::GONE {
+        return Status::expired(
+            "The provided continue parameter is too old: the objects as they were when this list began are no longer \
+             known. Start a new list without the continue parameter.",
+        );
+    }
+    error
+}
+
+fn collect(
+    read: &Read<'_>,
+    resource: &Resource,
+    selection: &Selection,
+    scan: &Scan<'_>,
+    limit: Option<usize>,
+    raw: bool,
+) -> Result<Page, Status> {
+    let mut bytes = Vec::new();
+    let mut values = Vec::new();
+    let mut count = 0;
+    let mut last = None;
+    let mut more = false;
+    let mut failed = None;
+    let scanned: Result<(), StoreError> = read.scan(scan, |item| {
+        if !selection.may_match(item.namespace, item.name) {
+            return ControlFlow::Continue(());
+        }
+        let mut value = None;
+        if !raw {
+            let mut parsed = match parse(item.document) {
+                Ok(parsed) => parsed,
+                Err(status) => {
+                    failed = Some(status);
+                    return ControlFlow::Break(());
+                }
+            };
+            resource.from_stored(&mut parsed);
+            if !selection.matches(&parsed) {
+                return ControlFlow::Continue(());
+            }
+            value = Some(parsed);
+        }
+        if limit.is_some_and(|limit| count == limit) {
+            more = true;
+            return ControlFlow::Break(());
+        }
+        if let Some(value) = value {
+            values.push(value);
+        } else {
+            if count > 0 {
+                bytes.push(b',');
+            }
+            bytes.extend_from_slice(item.document);
+        }
+        count += 1;
+        if limit == Some(count) {
+            last = Some((item.namespace.to_owned(), item.name.to_owned()));
+        }
+        ControlFlow::Continue(())
+    });
+    scanned?;
+    if let Some(status) = failed {
+        return Err(status);
+    }
+    Ok(Page {
+        items: if raw {
+            Items::Raw(bytes)
+        } else {
+            Items::Values(values)
+        },
+        revision: Revision(0),
+        last: last.filter(|_| more),
+        remaining: None,
+    })
+}
+
+fn render(resource: &Resource, page: Page, shape: Shape) -> Result<Response, Status> {
+    let mut meta = json!({"resourceVersion": page.revision.to_string()});
+    if let Some((namespace, name)) = page.last {
+        let token = Token {
+            v: TOKEN_VERSION.to_owned(),
+            rv: page.revision.0,
+            namespace,
+            name,
+        };
+        meta["continue"] = token.encode()?.into();
+        if let Some(remaining) = page.remaining {
+            meta["remainingItemCount"] = remaining.into();
+        }
+    }
+    let body = match (page.items, shape) {
+        (Items::Raw(items), _) => {
+            let head = format!(
+                "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[",
+                Value::from(resource.list_kind.as_str()),
+                Value::from(resource.api_version()),
+            );
+            let mut body = Vec::with_capacity(head.len() + items.len() + 2);
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(&items);
+            body.extend_from_slice(b"]}");
+            body.into()
+        }
+        (Items::Values(items), Shape::Whole) => encode(&json!({
+            "kind": resource.list_kind,
+            "apiVersion": resource.api_version(),
+            "metadata": meta,
+            "items": items,
+        }))?,
+        (Items::Values(items), Shape::Metadata) => {
+            let items: Vec<Value> = items.into_iter().map(reply::partial).collect();
+            encode(&json!({
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": meta,
+                "items": items,
+            }))?
+        }
+        (Items::Values(items), Shape::Table(include)) => encode(&table::table(
+            resource,
+            meta,
+            &items,
+            include,
+            Timestamp::now(),
+        ))?,
+    };
+    Ok(json_response(StatusCode::OK, body))
+}

@@ -1,0 +1,178 @@
+//! Changes: whole objects, patches, and the subresources that are parts of an object.
+//!
+//! The change is made inside the writer, on the latest state, so that a patch never conflicts and a whole object
+//! conflicts only if its author says which version it was made from.
+
+use jiff::Timestamp;
+use serde_json::Value;
+use stoke_store::{Key, Write};
+
+use crate::admission::{self, Admitted, Part};
+use crate::object;
+use crate::patch::{self, PatchError};
+use crate::registry::DEFINITIONS;
+use crate::reply::{Document, Reply};
+use crate::request::{Body, Patch, PatchKind, WriteOptions};
+use crate::resource::Resource;
+use crate::schema::{FieldError, FieldReason};
+use crate::server::Core;
+use crate::status::Status;
+
+/// How the next state comes from the present one.
+pub(crate) enum Change {
+    Replace(Body),
+    Patch(Patch),
+}
+
+pub(crate) async fn update(
+    core: &Core,
+    resource: &Resource,
+    key: Key,
+    part: Part,
+    change: Change,
+    options: WriteOptions,
+) -> Result<Reply, Status> {
+    if let Change::Patch(patch) = &change
+        && patch.kind == PatchKind::Strategic
+        && !resource.is_builtin()
+    {
+        return Err(Status::unsupported_media_type(
+            "application/json-patch+json, application/merge-patch+json",
+        ));
+    }
+    let owned = resource.clone();
+    let (document, warnings) = core
+        .store
+        .write(move |write| apply(write, &owned, &key, part, change, options))
+        .await?;
+    if resource.key() == DEFINITIONS && !options.dry_run {
+        core.registry.reload(&core.store).await?;
+    }
+    Ok(Reply {
+        warnings,
+        ..Reply::ok(document)
+    })
+}
+
+fn apply(
+    write: &mut Write<'_>,
+    resource: &Resource,
+    key: &Key,
+    part: Part,
+    change: Change,
+    options: WriteOptions,
+) -> Result<(Document, Vec<String>), Status> {
+    let stored = write
+        .get(key)?
+        .ok_or_else(|| Status::not_found(resource, &key.name))?;
+    let mut old = stored.value(key)?;
+    resource.from_stored(&mut old);
+    let is_patch = matches!(change, Change::Patch(_));
+    let body = match change {
+        Change::Replace(mut body) => {
+            let metadata = &body.value["metadata"];
+            let name = metadata["name"].as_str().unwrap_or_default();
+            if name != key.name {
+                return Err(Status::bad_request(format!(
+                    "the name of the object ({name}) does not match the name on the URL ({})",
+                    key.name
+                )));
+            }
+            let namespace = Some(key.namespace.as_str()).filter(|text| !text.is_empty());
+            admission::check_namespace(&mut body.value, namespace)?;
+            body
+        }
+        Change::Patch(patch) => Body {
+            value: patched(resource, &old, &patch)?,
+            duplicates: Vec::new(),
+        },
+    };
+    let Admitted {
+        object: new,
+        warnings,
+    } = admission::update(resource, part, &old, body, options, Timestamp::now()).map_err(
+        |status| {
+            if is_patch {
+                about_patch(status)
+            } else {
+                status
+            }
+        },
+    )?;
+    if new == old {
+        return Ok((Document::Stored(stored.document), warnings));
+    }
+    if options.dry_run {
+        return Ok((Document::Served(new), warnings));
+    }
+    let document = save(write, resource, key, new)?;
+    Ok((document, warnings))
+}
+
+/// Stores the next state of an object, or lets it go if nothing holds it any more.
+pub(crate) fn save(
+    write: &mut Write<'_>,
+    resource: &Resource,
+    key: &Key,
+    mut new: Value,
+) -> Result<Document, Status> {
+    let gone = is_released(&new);
+    resource.to_stored(&mut new);
+    let stored = write.update(key, new)?;
+    if gone {
+        // Written before it goes, so that the last state shows the finalizers gone.
+        let last = write.delete(key)?;
+        return Ok(Document::Stored(last.document));
+    }
+    Ok(Document::Stored(stored.document))
+}
+
+/// Being deleted, past its grace, and held by no finalizer.
+pub(crate) fn is_released(object: &Value) -> bool {
+    let graceful = object["metadata"]["deletionGracePeriodSeconds"]
+        .as_i64()
+        .unwrap_or(0)
+        > 0;
+    let held_as_namespace = object["kind"] == "Namespace"
+        && object["spec"]["finalizers"]
+            .as_array()
+            .is_some_and(|finalizers| !finalizers.is_empty());
+    object::is_deleting(object)
+        && !graceful
+        && !held_as_namespace
+        && object::finalizers(object).next().is_none()
+}
+
+fn patched(resource: &Resource, old: &Value, patch: &Patch) -> Result<Value, Status> {
+    let mut new = old.clone();
+    let done = match patch.kind {
+        PatchKind::Json => patch::json_patch(&mut new, &patch.body),
+        PatchKind::Merge => {
+            patch::merge_patch(&mut new, &patch.body);
+            Ok(())
+        }
+        PatchKind::Strategic => patch::strategic_merge(&mut new, &patch.body, &resource.kind),
+    };
+    done.map_err(|error| match error {
+        PatchError::Malformed(why) => Status::bad_request(why),
+        PatchError::TooLarge(why) => Status::patch_too_large(why),
+        PatchError::Unprocessable(why) => Status::unprocessable(why),
+    })?;
+    if !new.is_object() {
+        return Err(Status::unprocessable("the patch leaves no object"));
+    }
+    Ok(new)
+}
+
+/// A patch whose result cannot be decoded is an invalid patch: 422 where a whole object gets 400.
+fn about_patch(status: Status) -> Status {
+    if status.code() != 400 {
+        return status;
+    }
+    let error = FieldError {
+        path: "patch".into(),
+        reason: FieldReason::Invalid,
+        detail: format!("Invalid value: {}", status.message()),
+    };
+    Status::invalid("", "", "", &[error])
+}
