@@ -1,0 +1,235 @@
+//! From an accepted pod to a running shim.
+//!
+//! This is the path a person waits for, so it polls nothing and writes nothing to the API unless something is missing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::{Backoff, Next, Worker};
+use crate::causes::chain;
+use crate::pod_dir::PodDirError;
+use crate::shim::{self, Life, SpawnError};
+use crate::spec::{self, Sources, SpecError};
+use crate::status::Hold;
+use crate::volumes::{self, ClaimPaths, VolumeError};
+
+/// A claim made together with its pod is bound a moment later; that is not worth a complaint.
+const CLAIMS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a pod does not start, for its status and its events.
+struct Problem {
+    reason: &'static str,
+    event: &'static str,
+    message: String,
+    /// Only a change of the pod itself would help, so there is no use in trying again.
+    is_final: bool,
+}
+
+impl From<SpecError> for Problem {
+    fn from(error: SpecError) -> Self {
+        let message = error.to_string();
+        Self {
+            reason: "CreateContainerConfigError",
+            event: "Failed",
+            message,
+            is_final: error.is_final(),
+        }
+    }
+}
+
+impl From<VolumeError> for Problem {
+    fn from(error: VolumeError) -> Self {
+        let is_final = error.is_final();
+        let reason = if is_final {
+            "CreateContainerConfigError"
+        } else {
+            "ContainerCreating"
+        };
+        Self {
+            reason,
+            event: "FailedMount",
+            message: chain(&error),
+            is_final,
+        }
+    }
+}
+
+impl From<SpawnError> for Problem {
+    fn from(error: SpawnError) -> Self {
+        Self {
+            reason: "CreateContainerError",
+            event: "FailedCreatePodSandBox",
+            message: chain(&error),
+            is_final: false,
+        }
+    }
+}
+
+impl From<PodDirError> for Problem {
+    fn from(error: PodDirError) -> Self {
+        Self {
+            reason: "CreateContainerError",
+            event: "Failed",
+            message: chain(&error),
+            is_final: false,
+        }
+    }
+}
+
+impl From<kube::Error> for Problem {
+    fn from(error: kube::Error) -> Self {
+        Self {
+            reason: "ContainerCreating",
+            event: "FailedMount",
+            message: chain(&error),
+            is_final: false,
+        }
+    }
+}
+
+impl Worker {
+    pub(super) async fn start(&mut self) -> Next {
+        let mut backoff = Backoff::new();
+        loop {
+            // An engine that was killed while it started the pod may have got further than it could note.
+            if shim::life(self.dir.path()).is_ok_and(|life| life == Life::Running) {
+                self.hold = None;
+                return Next::Supervise;
+            }
+            if self.is_leaving() {
+                return Next::End;
+            }
+            let problem = match self.try_start().await {
+                Ok(()) => {
+                    self.hold = None;
+                    return Next::Supervise;
+                }
+                Err(problem) => problem,
+            };
+            tracing::warn!(
+                pod = self.pod.name_any(),
+                reason = problem.reason,
+                message = problem.message,
+                "a pod cannot start yet"
+            );
+            self.shared.events.warning(
+                &self.about,
+                problem.event,
+                format!("Error: {}", problem.message),
+            );
+            self.hold = Some(Hold {
+                reason: problem.reason,
+                message: problem.message,
+            });
+            let written = self.publish().await;
+            let again = backoff.wait();
+            let mut claims = self.shared.claims.clone();
+            claims.mark_unchanged();
+            tokio::select! {
+                () = self.intent_changed() => {}
+                Ok(()) = claims.changed() => {}
+                () = tokio::time::sleep(again), if !problem.is_final || !written => {}
+            }
+        }
+    }
+
+    async fn try_start(&mut self) -> Result<(), Problem> {
+        if let Some(what) = spec::unsupported(&self.pod) {
+            return Err(SpecError::Unsupported(what).into());
+        }
+        self.dir.create()?;
+        self.dir.write_pod(&self.pod)?;
+        if let Some(record) = &self.record {
+            self.dir.write_record(record)?;
+        }
+        let references = spec::references(&self.pod);
+        let claims = self.claims(&references.claims).await;
+        let sources = self.sources(&references).await?;
+
+        // Everything that follows touches the disk or waits for the shim, so it leaves the event loop alone.
+        let pod = self.pod_as_granted();
+        let dir = self.dir.clone();
+        let shared = self.shared.clone();
+        let cgroup = self.shared.cgroups.pod(&self.uid);
+        let gpus = self.gpus.clone();
+        let started = tokio::task::spawn_blocking(move || -> Result<(), Problem> {
+            let node = &shared.facts;
+            let ingredients = volumes::Ingredients {
+                pod: &pod,
+                dir: &dir,
+                node,
+                sources: &sources,
+                claims: &claims,
+            };
+            let mut prepared = volumes::prepare(ingredients)?;
+            prepared.cgroup = cgroup;
+            prepared.gpus = gpus;
+            let spec = spec::shim_spec(&pod, node, &sources, &prepared)?;
+            volumes::prepare_sub_paths(&pod, &prepared, &spec)?;
+            shim::spawn(dir.path(), &spec, &shared.stoke_exe)?;
+            Ok(())
+        });
+        started.await.unwrap_or_else(|error| {
+            let message = format!("starting the pod was interrupted: {error}");
+            Err(Problem {
+                reason: "CreateContainerError",
+                event: "Failed",
+                message,
+                is_final: false,
+            })
+        })
+    }
+
+    /// Where the pod's claims are; those that are not bound within a moment are left out.
+    async fn claims(&self, names: &BTreeSet<String>) -> ClaimPaths {
+        let namespace = self.pod.namespace().unwrap_or_default();
+        let mut bound = self.shared.claims.clone();
+        let all = |bound: &volumes::claims::Bound| {
+            names
+                .iter()
+                .all(|name| bound.contains_key(&(namespace.clone(), name.clone())))
+        };
+        // Late or never: what is there by then is what there is.
+        let _ = tokio::time::timeout(CLAIMS_WITHIN, bound.wait_for(all)).await;
+        let bound = bound.borrow();
+        let path = |name: &String| {
+            Some((
+                name.clone(),
+                bound.get(&(namespace.clone(), name.clone()))?.clone(),
+            ))
+        };
+        names.iter().filter_map(path).collect()
+    }
+
+    /// The configMaps and secrets the pod refers to, as far as they exist.
+    pub(super) async fn sources(
+        &self,
+        references: &spec::References,
+    ) -> Result<Sources, kube::Error> {
+        let namespace = self.pod.namespace().unwrap_or_default();
+        let config_maps = fetch::<ConfigMap>(
+            Api::namespaced(self.shared.client.clone(), &namespace),
+            &references.config_maps,
+        );
+        let secrets = fetch::<Secret>(
+            Api::namespaced(self.shared.client.clone(), &namespace),
+            &references.secrets,
+        );
+        let (config_maps, secrets) = tokio::try_join!(config_maps, secrets)?;
+        Ok(Sources::new(&namespace, config_maps, secrets))
+    }
+}
+
+async fn fetch<K>(api: Api<K>, names: &BTreeSet<String>) -> Result<Vec<K>, kube::Error>
+where
+    K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let found = try_join_all(names.iter().map(|name| api.get_opt(name))).await?;
+    Ok(found.into_iter().flatten().collect())
+}
