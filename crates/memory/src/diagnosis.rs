@@ -1,0 +1,397 @@
+//! What ended a worker: read from its pod's and its container's status, said with the evidence, and judged: the job's own
+//! doing, or something done to it from outside.
+
+use std::fmt::Write as _;
+
+use stoke_api::{Bytes, Reason};
+
+/// What is known of a worker that did not end well.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Evidence {
+    pub rank: u32,
+    pub node: String,
+    pub end: End,
+    /// The pod's own reason and message, where something other than its container ended it: `Evicted`.
+    pub pod_reason: String,
+    pub pod_message: String,
+    /// Reason and message of the condition `DisruptionTarget`, where it is true.
+    pub disruption: Option<(String, String)>,
+    pub container: Option<Terminated>,
+    /// Memory limit of the worker.
+    pub limit: Option<Bytes>,
+}
+
+/// How far a worker got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum End {
+    /// Its pod has ended.
+    #[default]
+    Ended,
+    /// Its pod was deleted, and not by its job.
+    Deleted,
+    /// Its node is no more.
+    NodeGone,
+    /// It did not start in time.
+    NeverStarted,
+}
+
+/// How a container ended, as the kubelet says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Terminated {
+    pub name: String,
+    pub exit_code: i32,
+    pub signal: Option<i32>,
+    /// `OOMKilled`, `Error`, `StartError`.
+    pub reason: String,
+    pub message: String,
+}
+
+/// Who ended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The job's own doing: it counts against `retries`.
+    Job,
+    /// Done to it from outside: it does not count.
+    Outside,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnosis {
+    pub reason: Reason,
+    pub blame: Blame,
+    /// What happened, with its evidence.
+    pub sentence: String,
+    /// What would help; empty where nothing is known to.
+    pub help: String,
+    /// The kubelet's word for it, or ours where it has none.
+    pub word: String,
+}
+
+/// Reads the evidence. Total: whatever it is given, it says something true.
+pub fn diagnose(evidence: &Evidence) -> Diagnosis {
+    let rank = evidence.rank;
+    match evidence.end {
+        // What ended before its node or its pod went has an end of its own.
+        End::NodeGone if evidence.container.is_none() => outside(
+            Reason::WorkerLost,
+            "NodeLost",
+            format!("rank {rank} was lost with its node {}", evidence.node),
+            "",
+        ),
+        End::NeverStarted => outside(
+            Reason::StartFailed,
+            "NotStarted",
+            told(
+                format!("rank {rank} did not start in time on {}", evidence.node),
+                &evidence.pod_message,
+            ),
+            "",
+        ),
+        _ => ended(evidence),
+    }
+}
+
+fn ended(evidence: &Evidence) -> Diagnosis {
+    let rank = evidence.rank;
+    let oom = evidence
+        .container
+        .as_ref()
+        .filter(|container| container.reason == "OOMKilled");
+    if let Some(container) = oom {
+        return out_of_memory(evidence, container);
+    }
+    if let Some((reason, message)) = &evidence.disruption {
+        let sentence = match reason.as_str() {
+            "PreemptionByScheduler" => format!("rank {rank} was preempted by more important work"),
+            "TerminationByKubelet" => format!("rank {rank} was evicted from {}", evidence.node),
+            _ => format!("rank {rank} was disrupted on {} ({reason})", evidence.node),
+        };
+        let message = first_of(&evidence.pod_message, message);
+        return outside(Reason::Evicted, reason, told(sentence, message), "");
+    }
+    match evidence.pod_reason.as_str() {
+        "Evicted" => return evicted(evidence),
+        "Preempting" | "Preempted" | "Shutdown" | "Terminated" | "NodeShutdown" => {
+            let sentence = format!("rank {rank} was stopped by {}", evidence.node);
+            let sentence = told(sentence, &evidence.pod_message);
+            return outside(Reason::Evicted, &evidence.pod_reason, sentence, "");
+        }
+        "NodeLost" => {
+            let sentence = format!("rank {rank} was lost with its node {}", evidence.node);
+            return outside(Reason::WorkerLost, "NodeLost", sentence, "");
+        }
+        "DeadlineExceeded" => {
+            let sentence = format!("rank {rank} ran longer than its pod's activeDeadlineSeconds");
+            let help = "remove activeDeadlineSeconds from the template and set maxDuration";
+            return job(Reason::DeadlineExceeded, "DeadlineExceeded", sentence, help);
+        }
+        _ => {}
+    }
+    match (&evidence.container, evidence.end) {
+        (Some(container), End::Ended | End::NodeGone) => crashed(rank, container),
+        (_, End::Deleted) => outside(
+            Reason::WorkerLost,
+            "Deleted",
+            format!("rank {rank} was deleted from outside"),
+            "",
+        ),
+        // A pod that failed and never had a container was turned away by its node.
+        _ => outside(
+            Reason::StartFailed,
+            first_of(&evidence.pod_reason, "Rejected"),
+            told(
+                format!("rank {rank} was turned away by {}", evidence.node),
+                &evidence.pod_message,
+            ),
+            "",
+        ),
+    }
+}
+
+fn out_of_memory(evidence: &Evidence, container: &Terminated) -> Diagnosis {
+    let rank = evidence.rank;
+    let limit = evidence.limit.map_or_else(
+        || "its memory limit".to_owned(),
+        |limit| format!("its memory limit of {}", limit.human()),
+    );
+    let sentence = told(
+        format!(
+            "rank {rank} was killed at {limit} (OOMKilled, exit code {})",
+            container.exit_code
+        ),
+        &container.message,
+    );
+    let help = "raise memory.limit, or use less: a smaller batch, fewer loader workers";
+    job(Reason::OutOfMemory, "OOMKilled", sentence, help)
+}
+
+fn evicted(evidence: &Evidence) -> Diagnosis {
+    let rank = evidence.rank;
+    let message = &evidence.pod_message;
+    let sentence = told(
+        format!("rank {rank} was evicted from {}", evidence.node),
+        message,
+    );
+    // Over its own limit is the job's doing; a node in need is not.
+    let own = ["exceeds the limit", "exceeded its local", "usage exceeds"];
+    if own.iter().any(|words| message.contains(words)) {
+        let help = "write less to local disk, or ask for more ephemeral-storage in the template";
+        job(Reason::Evicted, "Evicted", sentence, help)
+    } else {
+        outside(Reason::Evicted, "Evicted", sentence, "")
+    }
+}
+
+fn crashed(rank: u32, container: &Terminated) -> Diagnosis {
+    let code = container.exit_code;
+    if matches!(
+        container.reason.as_str(),
+        "StartError" | "ContainerCannotRun" | "CreateContainerError"
+    ) {
+        let sentence = told(
+            format!("rank {rank} could not be started"),
+            &container.message,
+        );
+        let help = "check that the command, workingDir and mounts exist where it runs";
+        return job(Reason::StartFailed, &container.reason, sentence, help);
+    }
+    // A shell counts 128 and the signal.
+    let signal = container
+        .signal
+        .filter(|signal| *signal > 0)
+        .or_else(|| (code > 128 && code < 128 + 65).then(|| code - 128));
+    if let Some(signal) = signal {
+        let sentence = format!(
+            "rank {rank} was killed by {} (exit code {code})",
+            signal_name(signal)
+        );
+        return job(
+            Reason::WorkerFailed,
+            first_of(&container.reason, "Error"),
+            told(sentence, &container.message),
+            signal_help(signal),
+        );
+    }
+    let help = match code {
+        0 => "a worker must not end before the whole gang has",
+        126 => "the command is there but cannot be executed",
+        127 => "the command was not found where it runs",
+        _ => "",
+    };
+    job(
+        Reason::WorkerFailed,
+        first_of(&container.reason, "Error"),
+        told(
+            format!("rank {rank} ended with exit code {code}"),
+            &container.message,
+        ),
+        help,
+    )
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => return format!("signal {signal}"),
+    };
+    name.to_owned()
+}
+
+fn signal_help(signal: i32) -> &'static str {
+    match signal {
+        7 => "a bus error is often a full /dev/shm: use fewer loader workers or more memory",
+        // Exit 137 alone is no proof: only the kernel's counter makes it out of memory.
+        9 => {
+            "its memory limit was not reached; someone killed it, or the machine ran out of memory"
+        }
+        6 | 11 => "the program crashed in native code: look at the end of its log",
+        _ => "",
+    }
+}
+
+fn job(reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
+    diagnosis(Blame::Job, reason, word, sentence, help)
+}
+
+fn outside(reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
+    diagnosis(Blame::Outside, reason, word, sentence, help)
+}
+
+fn diagnosis(blame: Blame, reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
+    Diagnosis {
+        reason,
+        blame,
+        sentence,
+        help: help.to_owned(),
+        word: word.to_owned(),
+    }
+}
+
+impl Diagnosis {
+    /// Sentence and help as one.
+    pub fn advice(&self) -> String {
+        if self.help.is_empty() {
+            self.sentence.clone()
+        } else {
+            format!("{}; {}", self.sentence, self.help)
+        }
+    }
+}
+
+/// A message of someone else's making goes into ours, so it is kept short.
+const QUOTE_LENGTH_MAX: usize = 300;
+
+fn told(mut sentence: String, message: &str) -> String {
+    let message = message.trim();
+    if !message.is_empty() {
+        let quote: String = message.chars().take(QUOTE_LENGTH_MAX).collect();
+        write!(sentence, ": {}", quote.trim_end_matches('.')).expect("a String takes every write");
+    }
+    sentence
+}
+
+fn first_of<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn exit(exit_code: i32, reason: &str, message: &str) -> Evidence {
+        Evidence {
+            rank: 1,
+            node: "n1".to_owned(),
+            limit: Some(Bytes::mib(128)),
+            container: Some(Terminated {
+                name: "worker".to_owned(),
+                exit_code,
+                signal: None,
+                reason: reason.to_owned(),
+                message: message.to_owned(),
+            }),
+            ..Evidence::default()
+        }
+    }
+
+    fn pod(reason: &str, message: &str) -> Evidence {
+        Evidence {
+            rank: 1,
+            node: "n1".to_owned(),
+            pod_reason: reason.to_owned(),
+            pod_message: message.to_owned(),
+            ..Evidence::default()
+        }
+    }
+
+    fn says(evidence: &Evidence) -> String {
+        let diagnosis = diagnose(evidence);
+        let counts = match diagnosis.blame {
+            Blame::Job => "counts",
+            Blame::Outside => "does not count",
+        };
+        format!(
+            "{} ({}), {counts}: {}",
+            diagnosis.reason,
+            diagnosis.word,
+            diagnosis.advice()
+        )
+    }
+
+    #[test]
+    fn ends_are_told_apart() {
+        insta::assert_snapshot!(says(&exit(137, "OOMKilled", "")), @"OutOfMemory (OOMKilled), counts: rank 1 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137); raise memory.limit, or use less: a smaller batch, fewer loader workers");
+        insta::assert_snapshot!(says(&exit(137, "Error", "")), @"WorkerFailed (Error), counts: rank 1 was killed by SIGKILL (exit code 137); its memory limit was not reached; someone killed it, or the machine ran out of memory");
+        insta::assert_snapshot!(says(&exit(3, "Error", "ValueError: no such layer.")), @"WorkerFailed (Error), counts: rank 1 ended with exit code 3: ValueError: no such layer");
+        insta::assert_snapshot!(says(&exit(127, "Error", "")), @"WorkerFailed (Error), counts: rank 1 ended with exit code 127; the command was not found where it runs");
+        insta::assert_snapshot!(says(&exit(139, "Error", "")), @"WorkerFailed (Error), counts: rank 1 was killed by SIGSEGV (exit code 139); the program crashed in native code: look at the end of its log");
+        insta::assert_snapshot!(says(&exit(128, "StartError", "no such file: trian.py")), @"StartFailed (StartError), counts: rank 1 could not be started: no such file: trian.py; check that the command, workingDir and mounts exist where it runs");
+        let low =
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi. ";
+        insta::assert_snapshot!(says(&pod("Evicted", low)), @"Evicted (Evicted), does not count: rank 1 was evicted from n1: The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi");
+        let own = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ";
+        insta::assert_snapshot!(says(&pod("Evicted", own)), @"Evicted (Evicted), counts: rank 1 was evicted from n1: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi; write less to local disk, or ask for more ephemeral-storage in the template");
+        insta::assert_snapshot!(says(&pod("OutOfcpu", "Node didn't have enough resource: cpu")), @"StartFailed (OutOfcpu), does not count: rank 1 was turned away by n1: Node didn't have enough resource: cpu");
+        insta::assert_snapshot!(says(&pod("DeadlineExceeded", "")), @"DeadlineExceeded (DeadlineExceeded), counts: rank 1 ran longer than its pod's activeDeadlineSeconds; remove activeDeadlineSeconds from the template and set maxDuration");
+        let gone = |end| Evidence { end, ..pod("", "") };
+        insta::assert_snapshot!(says(&gone(End::NodeGone)), @"WorkerLost (NodeLost), does not count: rank 1 was lost with its node n1");
+        insta::assert_snapshot!(says(&gone(End::Deleted)), @"WorkerLost (Deleted), does not count: rank 1 was deleted from outside");
+        insta::assert_snapshot!(says(&gone(End::NeverStarted)), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1");
+        let preempted = Evidence {
+            disruption: Some(("PreemptionByScheduler".to_owned(), "make room".to_owned())),
+            ..exit(143, "Error", "")
+        };
+        insta::assert_snapshot!(says(&preempted), @"Evicted (PreemptionByScheduler), does not count: rank 1 was preempted by more important work: make room");
+        let stopped = Evidence {
+            end: End::Deleted,
+            ..exit(143, "Error", "")
+        };
+        insta::assert_snapshot!(says(&stopped), @"WorkerLost (Deleted), does not count: rank 1 was deleted from outside");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_given_something_is_said(
+            code: i32, signal in prop::option::of(any::<i32>()), reason in ".{0,20}", message in ".{0,600}", pod_reason in ".{0,20}",
+            container: bool, end in 0..4,
+        ) {
+            let end = [End::Ended, End::Deleted, End::NodeGone, End::NeverStarted][end as usize];
+            let container = container.then(|| Terminated { name: String::new(), exit_code: code, signal, reason, message: message.clone() });
+            let evidence = Evidence { end, pod_reason, pod_message: message, container, ..Evidence::default() };
+            let diagnosis = diagnose(&evidence);
+            prop_assert!(!diagnosis.sentence.is_empty() && !diagnosis.word.is_empty());
+            prop_assert!(diagnosis.sentence.chars().count() < 500);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Placement: a snapshot of the nodes and a gang in, a node for every worker or the reason why not out.
+//!
+//! The seam is [`place`]: it sees the whole snapshot and the whole gang, so that a cleverer algorithm (queues, topology,
+//! preemption) can stand behind the same call. Callers may rely on what [`Plan`] and [`Explanation`] promise and on
+//! nothing about which of several fitting nodes is chosen.
+//!
+//! Invariant: nothing here does IO, reads a clock or draws a random number. The same snapshot and gang give the same answer.
+
+mod explain;
+mod gang;
+mod gpu;
+mod place;
+mod snapshot;
+
+pub use explain::{Explanation, Help, NoRoom, Obstacle};
+pub use gang::{Gang, Operator, Requirement, Subject, Term, Toleration};
+pub use gpu::{GpuModel, is_of_type};
+pub use place::{Plan, candidates, place};
+pub use snapshot::{Effect, Node, Resources, Snapshot, Taint};
