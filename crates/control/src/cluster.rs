@@ -1,0 +1,346 @@
+//! Nodes and pods as placement sees them: what there is, and what is taken.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
+    Toleration as PodToleration,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use stoke_api::names::{GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE, GPU_SIMULATED_LABEL};
+use stoke_api::{Bytes, CpuMilli};
+use stoke_sched::{
+    Effect, GpuModel, Operator, Requirement, Resources, Snapshot, Subject, Taint, Term, Toleration,
+};
+
+type Quantities = BTreeMap<String, Quantity>;
+
+/// How the clouds and Karpenter say that a node can be taken away.
+const SPOT_LABELS: [(&str, &str); 4] = [
+    ("karpenter.sh/capacity-type", "spot"),
+    ("cloud.google.com/gke-spot", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+];
+
+/// The cluster at this instant. `taken` is what pods have of their nodes, and what is promised to those that are not there yet.
+pub fn snapshot<'a>(
+    nodes: impl Iterator<Item = &'a Node>,
+    taken: impl Iterator<Item = (&'a str, Resources)>,
+) -> Snapshot {
+    let mut nodes: BTreeMap<String, stoke_sched::Node> = nodes
+        .map(node)
+        .map(|node| (node.name.clone(), node))
+        .collect();
+    for (name, resources) in taken {
+        if let Some(node) = nodes.get_mut(name) {
+            node.used = node.used.plus(resources);
+        }
+    }
+    Snapshot {
+        nodes: nodes.into_values().collect(),
+    }
+}
+
+/// A node with nothing on it, as placement sees it.
+pub fn node(node: &Node) -> stoke_sched::Node {
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|status| status.allocatable.as_ref());
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let spec = node.spec.as_ref();
+    let taints = spec.and_then(|spec| spec.taints.as_ref());
+    let gpu = labels.get(GPU_PRODUCT_LABEL).map(|product| GpuModel {
+        product: product.clone(),
+        memory: labels
+            .get(GPU_MEMORY_LABEL)
+            .and_then(|mib| mib.parse().ok())
+            .map(Bytes::mib),
+        simulated: labels
+            .get(GPU_SIMULATED_LABEL)
+            .is_some_and(|is| is == "true"),
+    });
+    stoke_sched::Node {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        allocatable: allocatable.map(resources).unwrap_or_default(),
+        used: Resources::default(),
+        taints: taints.into_iter().flatten().filter_map(taint).collect(),
+        ready: is_ready(node),
+        schedulable: !spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        gpu,
+        spot: SPOT_LABELS
+            .iter()
+            .any(|(key, value)| labels.get(*key).is_some_and(|found| found == value)),
+        labels,
+    }
+}
+
+pub fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Where other nodes reach it.
+pub fn address(node: &Node) -> Option<&str> {
+    let addresses = node.status.as_ref()?.addresses.as_ref()?;
+    let of_type = |wanted: &str| addresses.iter().find(|address| address.type_ == wanted);
+    let found = of_type("InternalIP").or_else(|| of_type("Hostname"))?;
+    Some(&found.address)
+}
+
+fn taint(taint: &k8s_openapi::api::core::v1::Taint) -> Option<Taint> {
+    Some(Taint {
+        key: taint.key.clone(),
+        value: taint.value.clone().unwrap_or_default(),
+        effect: effect(&taint.effect)?,
+    })
+}
+
+/// Those that only prefer other nodes are none.
+fn effect(effect: &str) -> Option<Effect> {
+    match effect {
+        "NoSchedule" => Some(Effect::NoSchedule),
+        "NoExecute" => Some(Effect::NoExecute),
+        _ => None,
+    }
+}
+
+/// An amount that cannot be read counts as nothing: the API server has let it through, and one bad object must not stop the rest.
+fn resources(quantities: &Quantities) -> Resources {
+    let count = |key: &str| {
+        let count: Option<Bytes> = quantities.get(key).and_then(|q| Bytes::try_from(q).ok());
+        count.map_or(0, |count| u32::try_from(count.0).unwrap_or(u32::MAX))
+    };
+    Resources {
+        cpu: quantities
+            .get("cpu")
+            .and_then(|q| CpuMilli::try_from(q).ok())
+            .unwrap_or_default(),
+        memory: quantities
+            .get("memory")
+            .and_then(|q| Bytes::try_from(q).ok())
+            .unwrap_or_default(),
+        gpus: count(GPU_RESOURCE),
+        pods: count("pods"),
+    }
+}
+
+/// What a pod takes of its node, as kube-scheduler counts: all containers together, or the largest init container
+/// beside the sidecars that run before it.
+pub fn requests(spec: &PodSpec) -> Resources {
+    let mut sidecars = Resources::default();
+    let mut starting = Resources::default();
+    for init in spec.init_containers.iter().flatten() {
+        let asked = asked(init);
+        if init.restart_policy.as_deref() == Some("Always") {
+            sidecars = sidecars.plus(asked);
+            starting = starting.max(sidecars);
+        } else {
+            starting = starting.max(sidecars.plus(asked));
+        }
+    }
+    let running = spec
+        .containers
+        .iter()
+        .map(asked)
+        .fold(sidecars, Resources::plus);
+    let overhead = spec.overhead.as_ref().map(resources).unwrap_or_default();
+    Resources {
+        pods: 1,
+        ..running.max(starting).plus(overhead)
+    }
+}
+
+fn asked(container: &Container) -> Resources {
+    let Some(said) = &container.resources else {
+        return Resources::default();
+    };
+    // A limit alone is a request too.
+    let mut all = said.limits.clone().unwrap_or_default();
+    all.extend(said.requests.clone().unwrap_or_default());
+    resources(&all)
+}
+
+pub fn is_finished(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// The node a pod is on, or is meant for.
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    let spec = pod.spec.as_ref()?;
+    let bound = spec.node_name.as_deref().filter(|name| !name.is_empty());
+    bound.or_else(|| pinned_to(spec))
+}
+
+/// The one node that a pod's required affinity leaves, as DaemonSet pods and ours have it.
+pub fn pinned_to(spec: &PodSpec) -> Option<&str> {
+    let terms = &spec
+        .affinity
+        .as_ref()?
+        .node_affinity
+        .as_ref()?
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?
+        .node_selector_terms;
+    let mut named = terms.iter().map(term_node);
+    let first = named.next()??;
+    named.all(|node| node == Some(first)).then_some(first)
+}
+
+fn term_node(term: &NodeSelectorTerm) -> Option<&str> {
+    let fields = term.match_fields.as_ref()?;
+    fields.iter().find_map(|field| {
+        let values = field.values.as_deref().unwrap_or_default();
+        match (field.key.as_str(), field.operator.as_str(), values) {
+            ("metadata.name", "In", [node]) => Some(node.as_str()),
+            _ => None,
+        }
+    })
+}
+
+/// A pod's required node affinity. `Err` names an operator that is none.
+pub fn terms(spec: &PodSpec) -> Result<Vec<Term>, String> {
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|affinity| {
+            affinity
+                .required_during_scheduling_ignored_during_execution
+                .as_ref()
+        });
+    let terms = required.map(|required| required.node_selector_terms.as_slice());
+    terms.unwrap_or_default().iter().map(term).collect()
+}
+
+fn term(term: &NodeSelectorTerm) -> Result<Term, String> {
+    let labels = term.match_expressions.iter().flatten();
+    let labels = labels.map(|found| requirement(found, Subject::Label(found.key.clone())));
+    let fields = term.match_fields.iter().flatten();
+    let fields = fields.map(|found| requirement(found, Subject::NodeName));
+    labels.chain(fields).collect::<Result<_, _>>().map(Term)
+}
+
+fn requirement(found: &NodeSelectorRequirement, subject: Subject) -> Result<Requirement, String> {
+    let values = found.values.clone().unwrap_or_default();
+    let number = || match values.as_slice() {
+        [one] => one.parse().map_err(|_| format!("{one:?} is not a number")),
+        _ => Err(format!("{} takes one value", found.operator)),
+    };
+    let operator = match found.operator.as_str() {
+        "In" => Operator::In(values),
+        "NotIn" => Operator::NotIn(values),
+        "Exists" => Operator::Exists,
+        "DoesNotExist" => Operator::DoesNotExist,
+        "Gt" => Operator::Gt(number()?),
+        "Lt" => Operator::Lt(number()?),
+        other => return Err(format!("{other:?} is not an operator")),
+    };
+    Ok(Requirement { subject, operator })
+}
+
+pub fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
+    let found = spec.tolerations.iter().flatten();
+    found.filter_map(toleration).collect()
+}
+
+/// One for a taint that only prefers other nodes covers none that we look at.
+fn toleration(found: &PodToleration) -> Option<Toleration> {
+    let named = found.effect.as_deref().filter(|effect| !effect.is_empty());
+    let exists = found.operator.as_deref() == Some("Exists");
+    Some(Toleration {
+        key: found.key.clone().filter(|key| !key.is_empty()),
+        value: (!exists).then(|| found.value.clone().unwrap_or_default()),
+        effect: match named {
+            Some(named) => Some(effect(named)?),
+            None => None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn spec(value: serde_json::Value) -> PodSpec {
+        serde_json::from_value(value).expect("a pod spec")
+    }
+
+    fn says(resources: Resources) -> String {
+        format!("{} {} {}", resources.cpu, resources.memory, resources.gpus)
+    }
+
+    #[test]
+    fn pods_are_counted_as_kube_scheduler_counts_them() {
+        let limits = |memory: &str| json!({"limits": {"memory": memory, "cpu": "1"}});
+        let two = spec(json!({"containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "2"}}},
+            {"name": "b", "resources": limits("1Gi")},
+        ]}));
+        assert_eq!(says(requests(&two)), "1500m 2Gi 2");
+        let init = spec(json!({
+            "initContainers": [
+                {"name": "sidecar", "restartPolicy": "Always", "resources": limits("1Gi")},
+                {"name": "once", "resources": limits("4Gi")},
+            ],
+            "containers": [{"name": "a", "resources": limits("1Gi")}],
+            "overhead": {"memory": "1Mi"},
+        }));
+        assert_eq!(says(requests(&init)), "2 5121Mi 0");
+    }
+
+    #[test]
+    fn only_a_pod_that_can_go_nowhere_else_is_pinned() {
+        let name = |name: &str| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]});
+        let affinity = |terms: serde_json::Value| {
+            spec(json!({"containers": [], "affinity": {"nodeAffinity":
+                {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}))
+        };
+        assert_eq!(pinned_to(&affinity(json!([name("a")]))), Some("a"));
+        assert_eq!(
+            pinned_to(&affinity(json!([name("a"), name("a")]))),
+            Some("a")
+        );
+        assert_eq!(pinned_to(&affinity(json!([name("a"), name("b")]))), None);
+        assert_eq!(pinned_to(&spec(json!({"containers": []}))), None);
+    }
+
+    #[test]
+    fn nodes_are_read_with_their_gpus_and_what_is_taken() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"}},
+            "spec": {"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "effect": "PreferNoSchedule"}]},
+            "status": {
+                "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110", "nvidia.com/gpu": "1"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }))
+        .expect("a node");
+        let taken = Resources {
+            memory: Bytes::gib(1),
+            ..Resources::default()
+        };
+        let snapshot = snapshot(
+            [&node].into_iter(),
+            [("n", taken), ("n", taken), ("gone", taken)].into_iter(),
+        );
+        let node = &snapshot.nodes[0];
+        assert_eq!(node.used.memory, Bytes::gib(2));
+        assert!(node.ready && node.schedulable);
+        assert_eq!(node.taints.len(), 1);
+        assert_eq!(
+            node.gpu.as_ref().and_then(|gpu| gpu.memory),
+            Some(Bytes::gib(15))
+        );
+    }
+}

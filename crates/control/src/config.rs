@@ -1,0 +1,111 @@
+//! What the controllers are told at start.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stoke_api::trainjob::Network;
+
+/// Where Stokehold is at home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// One machine: no images, one node, volumes are directories.
+    Machine,
+    /// A Kubernetes cluster.
+    Cluster,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    pub home: Home,
+    /// The network of a job that names none.
+    pub network: Network,
+    /// The `stoke` binary as workers see it; MPI gangs are started with it.
+    pub stoke_exe: PathBuf,
+    /// Bind pods to their node ourselves, where there is no kube-scheduler.
+    pub binder: bool,
+    /// The wait before the next attempt.
+    pub retry: Backoff,
+    /// How long a placed gang may take until all its workers run.
+    pub start_deadline: Duration,
+    /// How long past its grace period a stopping worker is waited for. Its node may be gone for good.
+    pub stop_slack: Duration,
+    /// How long a worker may take to end after SIGTERM.
+    pub grace: Duration,
+    /// Ports leased to jobs that use the nodes' own network.
+    pub ports: RangeInclusive<u16>,
+    /// Jobs worked on at once.
+    pub concurrency: usize,
+}
+
+/// Waits between attempts: `first`, then `base`, doubling up to `cap`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// Most failures that pass do so at once, so the first wait is short.
+    pub first: Duration,
+    pub base: Duration,
+    pub cap: Duration,
+    /// An attempt that ran this long was no failed start: the waits begin anew.
+    pub forget_after: Duration,
+}
+
+impl Backoff {
+    /// The wait after the `failures`th failed attempt in a row, from 1.
+    pub fn delay(&self, failures: u32) -> Duration {
+        match failures {
+            0 => Duration::ZERO,
+            1 => self.first,
+            n => {
+                let factor = 1_u32.checked_shl(n - 2).unwrap_or(u32::MAX);
+                self.base.saturating_mul(factor).min(self.cap)
+            }
+        }
+    }
+}
+
+impl Config {
+    /// For one machine, with the binary that is running there.
+    pub fn machine(stoke_exe: PathBuf) -> Self {
+        Self {
+            home: Home::Machine,
+            network: Network::Host,
+            stoke_exe,
+            binder: true,
+            retry: Backoff {
+                first: Duration::from_secs(1),
+                base: Duration::from_secs(10),
+                cap: Duration::from_secs(300),
+                forget_after: Duration::from_secs(600),
+            },
+            start_deadline: Duration::from_secs(600),
+            stop_slack: Duration::from_secs(60),
+            grace: Duration::from_secs(30),
+            // Below what Linux hands out by itself.
+            ports: 23_000..=27_999,
+            concurrency: 16,
+        }
+    }
+
+    /// For a cluster, where pods have addresses and kube-scheduler binds them.
+    pub fn cluster(stoke_exe: PathBuf) -> Self {
+        Self {
+            home: Home::Cluster,
+            network: Network::Pod,
+            binder: false,
+            ..Self::machine(stoke_exe)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_short_at_first_and_bounded() {
+        let retry = Config::machine(PathBuf::from("stoke")).retry;
+        let seconds: Vec<u64> = (0..9).map(|n| retry.delay(n).as_secs()).collect();
+        assert_eq!(seconds, [0, 1, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(retry.delay(u32::MAX), retry.cap);
+    }
+}

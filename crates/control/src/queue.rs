@@ -1,0 +1,252 @@
+//! What to look at next: names that wait their turn, each once, some only at a later time.
+//!
+//! A name is worked on by one at a time; if it is woken meanwhile it is looked at again afterwards. After an error it waits longer
+//! each time, and being woken does not cut that short unless it is forced: an error that causes its own wake-up would spin.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Quick at first, since most errors are of a moment.
+const ERROR_DELAY_FIRST: Duration = Duration::from_millis(20);
+const ERROR_DELAY_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Queue<K> {
+    state: Mutex<State<K>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State<K> {
+    /// By time, then by who came first.
+    due: BTreeMap<(Instant, u64), K>,
+    entries: HashMap<K, Entry>,
+    counter: u64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    waits: Option<(Instant, u64)>,
+    running: bool,
+    /// Woken while running: when to look again.
+    again: Option<Instant>,
+    errors: u32,
+    not_before: Option<Instant>,
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// Look again after this time, if ever.
+    Well(Option<Duration>),
+    /// Look again soon, and later each time.
+    Error,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State {
+                due: BTreeMap::new(),
+                entries: HashMap::new(),
+                counter: 0,
+            }),
+            changed: Notify::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Queue<K> {
+    /// Something about it has changed.
+    pub fn wake(&self, key: K) {
+        self.lock().wake(key, Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// Someone has changed it on purpose: an earlier error does not hold it back.
+    pub fn force(&self, key: K) {
+        {
+            let mut state = self.lock();
+            if let Some(entry) = state.entries.get_mut(&key) {
+                entry.errors = 0;
+                entry.not_before = None;
+            }
+            state.wake(key, Instant::now());
+        }
+        self.changed.notify_one();
+    }
+
+    /// The next name that is due. Whoever takes it must call [`Self::done`].
+    pub async fn next(&self) -> K {
+        loop {
+            let wait_until = {
+                let mut state = self.lock();
+                let first = state.due.first_key_value().map(|(at, _)| *at);
+                match first {
+                    Some(at) if at.0 <= Instant::now() => {
+                        if let Some(key) = state.start(at) {
+                            // Others may be due as well, and only one waiter is told of each change.
+                            self.changed.notify_one();
+                            return key;
+                        }
+                        continue;
+                    }
+                    Some((at, _)) => Some(at),
+                    None => None,
+                }
+            };
+            match wait_until {
+                Some(at) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at) => {}
+                        () = self.changed.notified() => {}
+                    }
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    pub fn done(&self, key: &K, done: Done) {
+        self.lock().done(key, done);
+        self.changed.notify_one();
+    }
+
+    /// A panic elsewhere leaves no half-made state here: every change is made whole under the lock.
+    fn lock(&self) -> MutexGuard<'_, State<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Clone + Eq + Hash> State<K> {
+    fn wake(&mut self, key: K, at: Instant) {
+        let entry = self.entries.entry(key.clone()).or_default();
+        let at = entry.not_before.map_or(at, |not_before| at.max(not_before));
+        if entry.running {
+            entry.again = Some(entry.again.map_or(at, |again| again.min(at)));
+            return;
+        }
+        if entry.waits.is_some_and(|(waits, _)| waits <= at) {
+            return;
+        }
+        if let Some(waits) = entry.waits.take() {
+            self.due.remove(&waits);
+        }
+        self.counter += 1;
+        entry.waits = Some((at, self.counter));
+        self.due.insert((at, self.counter), key);
+    }
+
+    fn start(&mut self, at: (Instant, u64)) -> Option<K> {
+        let key = self.due.remove(&at)?;
+        let entry = self.entries.get_mut(&key)?;
+        entry.waits = None;
+        entry.running = true;
+        Some(key)
+    }
+
+    fn done(&mut self, key: &K, done: Done) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        let now = Instant::now();
+        entry.running = false;
+        let again = entry.again.take();
+        let next = match done {
+            Done::Well(after) => {
+                entry.errors = 0;
+                entry.not_before = None;
+                let after = after.and_then(|after| now.checked_add(after));
+                again.into_iter().chain(after).min()
+            }
+            Done::Error => {
+                let factor = 1_u32.checked_shl(entry.errors).unwrap_or(u32::MAX);
+                let delay = ERROR_DELAY_FIRST
+                    .saturating_mul(factor)
+                    .min(ERROR_DELAY_MAX);
+                entry.errors = entry.errors.saturating_add(1);
+                entry.not_before = Some(now + delay);
+                entry.not_before
+            }
+        };
+        match next {
+            Some(at) => self.wake(key.clone(), at),
+            // Nothing is held for names that will never come again.
+            None => {
+                self.entries.remove(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn next_within(queue: &Queue<&'static str>, millis: u64) -> Option<&'static str> {
+        tokio::time::timeout(Duration::from_millis(millis), queue.next())
+            .await
+            .ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_name_waits_once_and_in_order() {
+        let queue = Queue::default();
+        for name in ["b", "a", "b"] {
+            queue.wake(name);
+        }
+        assert_eq!(next_within(&queue, 1).await, Some("b"));
+        assert_eq!(next_within(&queue, 1).await, Some("a"));
+        assert_eq!(next_within(&queue, 1).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_woken_while_worked_on_is_looked_at_again_afterwards() {
+        let queue = Queue::default();
+        queue.wake("a");
+        assert_eq!(queue.next().await, "a");
+        queue.wake("a");
+        assert_eq!(next_within(&queue, 1).await, None, "one at a time");
+        queue.done(&"a", Done::Well(Some(Duration::from_secs(60))));
+        assert_eq!(next_within(&queue, 1).await, Some("a"));
+        queue.done(&"a", Done::Well(None));
+        assert_eq!(next_within(&queue, 1_000_000).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn errors_wait_longer_each_time_and_are_not_cut_short_by_their_own_noise() {
+        let queue = Queue::default();
+        queue.wake("a");
+        let mut waits = Vec::new();
+        for _ in 0..14 {
+            let asked = Instant::now();
+            assert_eq!(queue.next().await, "a");
+            waits.push(asked.elapsed().as_millis());
+            queue.wake("a");
+            queue.done(&"a", Done::Error);
+            queue.wake("a");
+        }
+        assert_eq!(waits[..4], [0, 20, 40, 80]);
+        assert_eq!(waits[13], ERROR_DELAY_MAX.as_millis());
+        queue.force("a");
+        assert_eq!(next_within(&queue, 1).await, Some("a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_time_is_kept_until_something_happens() {
+        let queue = Queue::default();
+        queue.wake("a");
+        queue.next().await;
+        queue.done(&"a", Done::Well(Some(Duration::from_secs(60))));
+        assert_eq!(next_within(&queue, 59_000).await, None);
+        assert_eq!(next_within(&queue, 2_000).await, Some("a"));
+        queue.done(&"a", Done::Well(Some(Duration::from_secs(60))));
+        queue.wake("a");
+        assert_eq!(next_within(&queue, 1).await, Some("a"));
+    }
+}

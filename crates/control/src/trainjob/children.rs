@@ -1,0 +1,86 @@
+//! What a job needs beside its pods: a claim for checkpoints, a name for its workers, a secret for MPI.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, Secret, Service, ServiceSpec,
+    VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::Resource as _;
+use kube::api::ObjectMeta;
+use stoke_api::TrainJob;
+use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, MPI_TOKEN_KEY, checkpoint_claim, mpi_secret};
+
+use crate::config::{Config, Home};
+
+fn metadata(job: &TrainJob, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: Some(job.namespace().to_owned()),
+        labels: Some(BTreeMap::from([(
+            JOB_LABEL.to_owned(),
+            job.name().to_owned(),
+        )])),
+        owner_references: job.controller_owner_ref(&()).map(|owner| vec![owner]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// The volume of a job's checkpoints, if it keeps any.
+pub fn checkpoint(job: &TrainJob, config: &Config) -> Option<PersistentVolumeClaim> {
+    let checkpoint = job.spec.checkpoint.as_ref()?;
+    // All workers mount it. On one machine they share a node; elsewhere they may not.
+    let one_node = config.home == Home::Machine || job.spec.workers == 1;
+    let mode = if one_node {
+        "ReadWriteOnce"
+    } else {
+        "ReadWriteMany"
+    };
+    let size = BTreeMap::from([("storage".to_owned(), Quantity(checkpoint.size.to_string()))]);
+    Some(PersistentVolumeClaim {
+        metadata: metadata(job, checkpoint_claim(job.name())),
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec![mode.to_owned()]),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(size),
+                limits: None,
+            }),
+            storage_class_name: checkpoint.storage_class.clone(),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    })
+}
+
+/// The headless Service that gives workers their names. It selects one attempt: a pod of an earlier one that will not die has no
+/// name any more.
+pub fn service(job: &TrainJob, attempt: u32) -> Service {
+    Service {
+        metadata: metadata(job, job.name().to_owned()),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".to_owned()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(BTreeMap::from([
+                (JOB_LABEL.to_owned(), job.name().to_owned()),
+                (ATTEMPT_LABEL.to_owned(), attempt.to_string()),
+            ])),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The secret that an MPI gang knows itself by.
+pub fn secret(job: &TrainJob, token: String) -> Secret {
+    Secret {
+        metadata: metadata(job, mpi_secret(job.name())),
+        data: Some(BTreeMap::from([(
+            MPI_TOKEN_KEY.to_owned(),
+            ByteString(token.into_bytes()),
+        )])),
+        type_: Some("Opaque".to_owned()),
+        ..Secret::default()
+    }
+}

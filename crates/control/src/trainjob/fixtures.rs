@@ -1,0 +1,252 @@
+//! Jobs, nodes and pods for tests, written as people write them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+use stoke_api::{Dataset, TrainJob};
+
+use super::observe::{Observed, observe};
+use super::plan::{Action, Plan};
+use crate::config::Config;
+use crate::mirror::Key;
+use crate::world::{Kind, World};
+
+pub fn config() -> Config {
+    Config::machine(PathBuf::from("/usr/bin/stoke"))
+}
+
+pub fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).expect("a time")
+}
+
+/// A job named `j` with this spec.
+pub fn job(spec: Value) -> TrainJob {
+    serde_json::from_value(json!({
+        "apiVersion": "stokehold.dev/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "j", "namespace": "default", "uid": "uid-j", "generation": 1, "resourceVersion": "1"},
+        "spec": spec,
+    }))
+    .expect("a job")
+}
+
+pub fn node(name: &str, gpus: u32) -> Node {
+    let mut node = json!({
+        "metadata": {"name": name, "labels": {}},
+        "status": {
+            "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "addresses": [{"type": "InternalIP", "address": format!("10.0.0.{}", name.len())}],
+        },
+    });
+    if gpus > 0 {
+        node["status"]["allocatable"]["nvidia.com/gpu"] = json!(gpus.to_string());
+        node["metadata"]["labels"]["nvidia.com/gpu.product"] = json!("NVIDIA-A100-SXM4-80GB");
+    }
+    serde_json::from_value(node).expect("a node")
+}
+
+/// A world in memory: what an API server would hold, and the clock.
+pub struct Stage {
+    pub jobs: BTreeMap<String, TrainJob>,
+    pub pods: BTreeMap<String, Pod>,
+    pub nodes: BTreeMap<String, Node>,
+    pub datasets: Vec<Dataset>,
+    pub refused: Option<String>,
+    pub now: Timestamp,
+    pub config: Config,
+    uids: u64,
+}
+
+impl Stage {
+    pub fn new(
+        jobs: impl IntoIterator<Item = TrainJob>,
+        nodes: impl IntoIterator<Item = Node>,
+    ) -> Self {
+        let named = |node: Node| (node.metadata.name.clone().unwrap_or_default(), node);
+        Self {
+            jobs: jobs
+                .into_iter()
+                .map(|job| (job.name().to_owned(), job))
+                .collect(),
+            pods: BTreeMap::new(),
+            nodes: nodes.into_iter().map(named).collect(),
+            datasets: Vec::new(),
+            refused: None,
+            now: at(0),
+            config: config(),
+            uids: 0,
+        }
+    }
+
+    pub fn pass(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+    }
+
+    /// Through the real mirrors, as a controller that has just started would see it.
+    pub fn observe(&self, job: &str) -> Option<Observed> {
+        let mut world = World::default();
+        fill(&mut world, self.jobs.values().cloned());
+        fill(&mut world, self.pods.values().cloned());
+        fill(&mut world, self.nodes.values().cloned());
+        fill(&mut world, self.datasets.iter().cloned());
+        assert!(world.is_complete());
+        observe(&mut world, &Key::new("default", job), self.refused.clone())
+    }
+
+    pub fn plan(&self, job: &str) -> Option<Plan> {
+        let observed = self.observe(job)?;
+        Some(super::plan::plan(&observed, &self.config, self.now))
+    }
+
+    /// Carries out the first `writes` writes of a plan; then the controller dies.
+    pub fn carry_out(&mut self, job: &str, plan: &Plan, mut writes: usize) {
+        let Some(known) = self.jobs.get_mut(job) else {
+            return;
+        };
+        if known.status.as_ref() != Some(&plan.status) {
+            if writes == 0 {
+                return;
+            }
+            writes -= 1;
+            known.status = Some(plan.status.clone());
+        }
+        for action in plan.actions.iter().take(writes) {
+            self.act(job, action);
+        }
+    }
+
+    fn act(&mut self, job: &str, action: &Action) {
+        match action {
+            Action::CreatePod(pod) => {
+                let name = pod.metadata.name.clone().expect("a name");
+                self.uids += 1;
+                let mut pod = pod.as_ref().clone();
+                pod.metadata.uid = Some(format!("pod-{}", self.uids));
+                pod.status = serde_json::from_value(json!({"phase": "Pending"})).expect("a status");
+                self.pods.entry(name).or_insert(pod);
+            }
+            Action::DeletePod { name, uid } => self.delete_pod(name, Some(uid)),
+            Action::DeleteJob { uid } => {
+                assert_eq!(self.jobs[job].metadata.uid.as_ref(), Some(uid));
+                self.jobs.remove(job);
+                self.pods
+                    .retain(|_, pod| super::workers::job_name(pod) != Some(job));
+            }
+            Action::EnsureClaim(_)
+            | Action::EnsureSecret { .. }
+            | Action::EnsureService(_)
+            | Action::Tell(_) => {}
+        }
+    }
+
+    /// As kubectl would: a finished pod goes at once, another after its grace period.
+    pub fn delete_pod(&mut self, name: &str, uid: Option<&String>) {
+        let now = self.now;
+        let Some(pod) = self.pods.get_mut(name) else {
+            return;
+        };
+        if uid.is_some_and(|uid| pod.metadata.uid.as_ref() != Some(uid)) {
+            return;
+        }
+        if crate::cluster::is_finished(pod) {
+            self.pods.remove(name);
+        } else if pod.metadata.deletion_timestamp.is_none() {
+            pod.metadata.deletion_timestamp = Some((now + Duration::from_secs(30)).into());
+            pod.metadata.deletion_grace_period_seconds = Some(30);
+        }
+    }
+
+    /// The kubelet's work: a pod's new status.
+    pub fn set_pod(&mut self, name: &str, status: Value) {
+        let pod = self
+            .pods
+            .get_mut(name)
+            .unwrap_or_else(|| panic!("no pod {name}"));
+        let node = crate::cluster::node_of(pod).map(str::to_owned);
+        if let Some(spec) = &mut pod.spec {
+            spec.node_name = node;
+        }
+        pod.status = Some(serde_json::from_value(status).expect("a pod status"));
+    }
+
+    pub fn run_pod(&mut self, name: &str) {
+        let started = self.now.to_string();
+        self.set_pod(name, json!({
+            "phase": "Running",
+            "containerStatuses": [{"name": "worker", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": started}}}],
+        }));
+    }
+
+    pub fn end_pod(&mut self, name: &str, exit_code: i32, reason: &str) {
+        let phase = if exit_code == 0 {
+            "Succeeded"
+        } else {
+            "Failed"
+        };
+        let finished = self.now.to_string();
+        self.set_pod(name, json!({
+            "phase": phase,
+            "containerStatuses": [{"name": "worker", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": finished}}}],
+        }));
+    }
+
+    /// Plans and carries out, and checks that planning again yields nothing.
+    pub fn turn(&mut self, job: &str) -> String {
+        let Some(plan) = self.plan(job) else {
+            return "gone".to_owned();
+        };
+        self.carry_out(job, &plan, usize::MAX);
+        if let Some(again) = self.plan(job) {
+            let actions: Vec<String> = again.actions.iter().map(ToString::to_string).collect();
+            assert!(actions.is_empty(), "there was more to do: {actions:?}");
+            assert_eq!(
+                Some(&again.status),
+                self.jobs[job].status.as_ref(),
+                "there was more to say"
+            );
+        }
+        said(&plan)
+    }
+}
+
+fn fill<K: Kind>(world: &mut World, objects: impl Iterator<Item = K>) {
+    let mut events = vec![Event::Init];
+    events.extend(objects.map(Event::InitApply));
+    events.push(Event::InitDone);
+    for event in events {
+        for change in K::mirror(world).watched(event) {
+            K::changed(world, &change);
+        }
+    }
+}
+
+/// A plan as one line of a table.
+pub fn said(plan: &Plan) -> String {
+    let status = &plan.status;
+    let mut lines = vec![format!(
+        "{:?} ({}) {} failures {}: {}",
+        status.phase, status.reason, status.ready, status.failures, status.message
+    )];
+    lines.extend(plan.actions.iter().map(|action| format!("  {action}")));
+    lines.extend(
+        plan.requeue_after
+            .map(|after| format!("  again in {after:?}")),
+    );
+    lines.join("\n")
+}
+
+pub fn dataset(name: &str, spec: Value) -> Dataset {
+    serde_json::from_value(json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "Dataset",
+        "metadata": {"name": name, "namespace": "default", "uid": name}, "spec": spec,
+    }))
+    .expect("a dataset")
+}

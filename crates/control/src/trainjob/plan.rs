@@ -1,0 +1,521 @@
+//! What to do next for a job. Pure and total: everything it decides by is an argument, and it has an answer to anything.
+//!
+//! A plan is a new status and actions. The status is written first: an attempt is on record before its pods are created, and its end
+//! before they are deleted. So a crash between any two writes loses no attempt and counts none twice; the next plan finds what
+//! is left to do.
+//!
+//! Invariant: planning again after a plan was carried out whole yields the same status and no actions.
+
+mod ending;
+mod placing;
+mod telling;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stoke_api::names::{MANAGED_BY, mpi_secret, pod_name};
+use stoke_api::trainjob::{Attempt, Framework, Network, Outcome, Phase, TrainJobStatus};
+use stoke_api::{Reason, Span, TrainJob};
+
+use self::ending::Ending;
+use super::children;
+use super::frameworks;
+use super::observe::Observed;
+use super::pod::{Blueprint, Site};
+use super::template::Misconfigured;
+use super::workers::{Stage, Worker};
+use crate::cluster;
+use crate::config::Config;
+pub use telling::Telling;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub status: TrainJobStatus,
+    /// In this order, after the status.
+    pub actions: Vec<Action>,
+    /// When to look again though nothing has changed.
+    pub requeue_after: Option<Duration>,
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    EnsureClaim(Box<PersistentVolumeClaim>),
+    /// The secret itself is drawn when this is carried out.
+    EnsureSecret {
+        name: String,
+    },
+    EnsureService(Box<Service>),
+    CreatePod(Box<Pod>),
+    /// With its grace period; `uid` is the pod that was seen, not one that has its name since.
+    DeletePod {
+        name: String,
+        uid: String,
+    },
+    DeleteJob {
+        uid: String,
+    },
+    Tell(Telling),
+}
+
+pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
+    let mut turn = Turn::new(observed, config, now);
+    if is_ours(&observed.job) && observed.job.metadata.deletion_timestamp.is_none() {
+        turn.take();
+        turn.tell();
+    }
+    Plan {
+        status: turn.status,
+        actions: turn.actions,
+        requeue_after: turn.wake.map(|at| until(now, at)),
+    }
+}
+
+fn is_ours(job: &TrainJob) -> bool {
+    job.spec
+        .managed_by
+        .as_deref()
+        .is_none_or(|name| name == MANAGED_BY)
+}
+
+/// One look at a job.
+struct Turn<'a> {
+    observed: &'a Observed,
+    job: &'a TrainJob,
+    config: &'a Config,
+    now: Timestamp,
+    workers: Vec<Worker<'a>>,
+    status: TrainJobStatus,
+    actions: Vec<Action>,
+    wake: Option<Timestamp>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(observed: &'a Observed, config: &'a Config, now: Timestamp) -> Self {
+        let job = observed.job.as_ref();
+        let workers = observed.pods.iter().filter_map(|pod| Worker::of(job, pod));
+        Self {
+            observed,
+            job,
+            config,
+            now,
+            workers: workers.collect(),
+            status: job.status.clone().unwrap_or_default(),
+            actions: Vec::new(),
+            wake: None,
+        }
+    }
+
+    fn take(&mut self) {
+        let live = self.live().filter(|_| !self.status.phase.is_final());
+        if let Some(ending) = live.and_then(|attempt| ending::of(self, &attempt)) {
+            self.end(ending);
+        }
+        if !self.status.phase.is_final() {
+            match self.live() {
+                Some(attempt) => self.carry_on(&attempt),
+                None => self.prepare(),
+            }
+        }
+        if self.status.phase.is_final() {
+            self.retire();
+        }
+    }
+
+    /// The attempt that is on record and not over.
+    fn live(&self) -> Option<Attempt> {
+        let attempt = self.status.current_attempt()?;
+        attempt.outcome.is_none().then(|| attempt.clone())
+    }
+
+    /// The worker of each rank, where its pod is there.
+    fn ranks(&self, attempt: &Attempt) -> Vec<Option<Worker<'a>>> {
+        let name = |rank| pod_name(self.job.name(), attempt.number, rank);
+        let found: BTreeMap<&str, Worker<'a>> =
+            self.workers.iter().map(|w| (w.name(), *w)).collect();
+        let ranks = 0..attempt.nodes.len() as u32;
+        ranks
+            .map(|rank| found.get(name(rank).as_str()).copied())
+            .collect()
+    }
+
+    /// Keeps the attempt going: its pods there, all others not.
+    fn carry_on(&mut self, attempt: &Attempt) {
+        let ranks = self.ranks(attempt);
+        let missing: Vec<u32> = (0..)
+            .zip(&ranks)
+            .filter(|(_, w)| w.is_none())
+            .map(|(rank, _)| rank)
+            .collect();
+        if !missing.is_empty() {
+            match self.creation(attempt, &missing) {
+                Ok(actions) => self.actions.extend(actions),
+                Err(wrong) => {
+                    self.end(Ending::unmakeable(wrong.to_string(), self.now));
+                    self.prepare();
+                    return;
+                }
+            }
+        }
+        self.stop(|worker| {
+            worker.attempt != attempt.number || worker.rank as usize >= attempt.nodes.len()
+        });
+
+        let present = || ranks.iter().flatten();
+        let started =
+            missing.is_empty() && present().all(|worker| worker.stage() != Stage::Waiting);
+        if started && attempt.running_at.is_none() {
+            let at = present()
+                .filter_map(Worker::started_at)
+                .max()
+                .unwrap_or(self.now)
+                .min(self.now);
+            if let Some(attempt) = self.status.attempts.last_mut() {
+                attempt.running_at = Some(Time(at));
+            }
+            self.status.started_at.get_or_insert(Time(at));
+        }
+        let running = present()
+            .filter(|worker| worker.stage() == Stage::Running)
+            .count();
+        self.status.ready = format!("{running}/{}", ranks.len());
+        if started || attempt.running_at.is_some() {
+            self.say(
+                Phase::Running,
+                Reason::WorkersRunning,
+                telling::running(ranks.len()),
+            );
+        } else {
+            let waiting = present().find(|worker| worker.stage() == Stage::Waiting);
+            let message = telling::starting(attempt, waiting);
+            self.say(Phase::Starting, Reason::StartingWorkers, message);
+        }
+        self.watch_the_clock();
+    }
+
+    /// Looks again when the attempt has not started in time, or the job has run long enough.
+    fn watch_the_clock(&mut self) {
+        let Some(attempt) = self.live() else { return };
+        match (&attempt.running_at, self.job.spec.max_duration) {
+            (None, _) => {
+                let placed = attempt.placed_at.as_ref().map_or(self.now, |time| time.0);
+                self.wake_at(after(placed, self.config.start_deadline));
+            }
+            (Some(running), Some(max)) => {
+                let left = max.seconds.saturating_sub(self.status.ran_seconds);
+                self.wake_at(after(running.0, Duration::from_secs(left)));
+            }
+            (Some(_), None) => {}
+        }
+    }
+
+    fn creation(&self, attempt: &Attempt, missing: &[u32]) -> Result<Vec<Action>, Misconfigured> {
+        self.datasets_are_there()
+            .map_err(|missing| Misconfigured::new("datasets", missing))?;
+        let blueprint = Blueprint::new(self.job, &self.observed.datasets, self.config)?;
+        let site = Site {
+            attempt,
+            addresses: &self.observed.addresses,
+        };
+        let pods = blueprint.pods(&site, missing.iter().copied())?;
+        let mut actions = Vec::new();
+        if let Some(claim) = children::checkpoint(self.job, self.config) {
+            actions.push(Action::EnsureClaim(Box::new(claim)));
+        }
+        if self.job.spec.framework == Framework::Mpi {
+            let name = mpi_secret(self.job.name());
+            actions.push(Action::EnsureSecret { name });
+        }
+        // One worker alone, or workers on their nodes' own network, need no names.
+        if blueprint.network() == Network::Pod && attempt.nodes.len() > 1 {
+            let service = children::service(self.job, attempt.number);
+            actions.push(Action::EnsureService(Box::new(service)));
+        }
+        actions.extend(pods.into_iter().map(|pod| Action::CreatePod(Box::new(pod))));
+        Ok(actions)
+    }
+
+    fn datasets_are_there(&self) -> Result<(), String> {
+        let mut wanted = self.job.spec.datasets.iter();
+        match wanted.find(|mount| !self.observed.datasets.contains_key(&mount.name)) {
+            None => Ok(()),
+            Some(mount) => {
+                let (name, namespace) = (&mount.name, self.job.namespace());
+                Err(format!(
+                    "there is no Dataset {name} in namespace {namespace}; it starts when there is"
+                ))
+            }
+        }
+    }
+
+    /// Puts an attempt's end on record. What follows from it is decided by [`Self::prepare`] and [`Self::retire`].
+    fn end(&mut self, ending: Ending) {
+        let Ending {
+            outcome,
+            exit,
+            reason,
+            message,
+            at,
+            last_phase,
+        } = ending;
+        let Some(attempt) = self.status.attempts.last_mut() else {
+            return;
+        };
+        attempt.outcome = Some(outcome);
+        attempt.exit = exit;
+        attempt.finished_at = Some(Time(at));
+        if let Some(running) = &attempt.running_at {
+            self.status.ran_seconds +=
+                u64::try_from(at.duration_since(running.0).as_secs()).unwrap_or(0);
+        }
+        self.status.failures += u32::from(outcome == Outcome::Failed);
+        self.status.ready = telling::none_of(attempt.nodes.len());
+        match (last_phase, outcome) {
+            (Some(phase), _) => self.finish(phase, reason, message, at),
+            (None, Outcome::Suspended) => {}
+            (None, _) => {
+                let delay = self.config.retry.delay(self.failures_in_a_row());
+                self.status.next_attempt_at = Some(Time(after(self.now, delay)));
+                self.say(Phase::Restarting, reason, message);
+            }
+        }
+    }
+
+    /// Attempts at the end of the record that went wrong soon after they started.
+    fn failures_in_a_row(&self) -> u32 {
+        let forget =
+            SignedDuration::try_from(self.config.retry.forget_after).unwrap_or(SignedDuration::MAX);
+        let went_wrong = |attempt: &&Attempt| {
+            let ran = match (&attempt.running_at, &attempt.finished_at) {
+                (Some(from), Some(to)) => to.0.duration_since(from.0),
+                _ => SignedDuration::ZERO,
+            };
+            let wrong = matches!(
+                attempt.outcome,
+                Some(Outcome::Failed | Outcome::Interrupted)
+            );
+            wrong && ran < forget
+        };
+        let attempts = self.status.attempts.iter().rev();
+        // There is always some wait, even after one that ran long.
+        attempts.take_while(went_wrong).count().max(1) as u32
+    }
+
+    /// No attempt is on: stop what is left of the last, and start the next when everything is there for it.
+    fn prepare(&mut self) {
+        self.status.ready = telling::none_of(self.job.spec.workers as usize);
+        if self.is_exhausted() {
+            return self.fail_for_good();
+        }
+        let max = self.job.spec.max_duration;
+        if let Some(max) = max.filter(|max| self.status.ran_seconds >= max.seconds) {
+            let message = telling::overdue(max);
+            return self.finish(Phase::Failed, Reason::DeadlineExceeded, message, self.now);
+        }
+        self.stop(|_| true);
+        let stopping = self.still_stopping();
+        if self.job.spec.suspend {
+            self.status.next_attempt_at = None;
+            let message = telling::suspended(stopping);
+            return self.say(Phase::Suspended, Reason::Suspended, message);
+        }
+        if stopping > 0 {
+            if self.status.phase != Phase::Restarting {
+                let message = format!(
+                    "{} of the last attempt must stop first",
+                    telling::workers(stopping)
+                );
+                self.say(Phase::Queued, Reason::StoppingWorkers, message);
+            }
+            return;
+        }
+        if let Some(pod) = self.namesake() {
+            let message = format!("pod {pod} of an earlier job of this name must go first");
+            return self.say(Phase::Queued, Reason::StoppingWorkers, message);
+        }
+        if let Some(at) = self
+            .status
+            .next_attempt_at
+            .clone()
+            .filter(|at| at.0 > self.now)
+        {
+            self.wake_at(at.0);
+            let message = telling::backing_off(&self.status, self.job.spec.retries, &at);
+            return self.say(Phase::Queued, Reason::BackingOff, message);
+        }
+        match placing::next_attempt(self) {
+            Err(waiting) => self.say(Phase::Queued, waiting.reason, waiting.message),
+            Ok(attempt) => {
+                self.status.next_attempt_at = None;
+                self.status.push_attempt(attempt.clone());
+                self.carry_on(&attempt);
+            }
+        }
+    }
+
+    /// Deletes what is not over, and of what is over all but the latest two attempts: people read their logs.
+    fn stop(&mut self, is_unwanted: impl Fn(&Worker<'_>) -> bool) {
+        let latest = self.status.attempt;
+        let unwanted = self.workers.iter().filter(|worker| {
+            let old = worker.is_finished() && worker.attempt.saturating_add(1) < latest;
+            old || (!worker.is_finished() && is_unwanted(worker))
+        });
+        let deletions = unwanted
+            .filter(|worker| worker.pod.metadata.deletion_timestamp.is_none())
+            .map(|worker| Action::DeletePod {
+                name: worker.name().to_owned(),
+                uid: worker.pod.metadata.uid.clone().unwrap_or_default(),
+            });
+        self.actions.extend(deletions);
+    }
+
+    /// Workers that have not ended and whose end can be expected: one on a node that is gone is not waited for, nor one that has had
+    /// its time.
+    fn still_stopping(&mut self) -> usize {
+        let mut count = 0;
+        for worker in self
+            .workers
+            .clone()
+            .iter()
+            .filter(|worker| !worker.is_finished())
+        {
+            let node =
+                cluster::node_of(worker.pod).and_then(|name| self.observed.cluster.node(name));
+            let given_up = worker
+                .stop_due()
+                .map(|due| after(due, self.config.stop_slack));
+            if !node.is_some_and(|node| node.ready) || given_up.is_some_and(|at| at <= self.now) {
+                continue;
+            }
+            count += 1;
+            if let Some(at) = given_up {
+                self.wake_at(at);
+            }
+        }
+        count
+    }
+
+    /// A pod that has the name of one to come, and is not ours.
+    fn namesake(&self) -> Option<&'a str> {
+        let next = self.status.attempt.saturating_add(1);
+        let names = |name: &str| {
+            (0..self.job.spec.workers).any(|rank| pod_name(self.job.name(), next, rank) == name)
+        };
+        let pods = self
+            .observed
+            .pods
+            .iter()
+            .filter(|pod| Worker::of(self.job, pod).is_none());
+        pods.filter_map(|pod| pod.metadata.name.as_deref())
+            .find(|name| names(name))
+    }
+
+    fn is_exhausted(&self) -> bool {
+        let last = self
+            .status
+            .attempts
+            .last()
+            .and_then(|attempt| attempt.outcome);
+        last == Some(Outcome::Failed) && self.status.failures > self.job.spec.retries
+    }
+
+    fn fail_for_good(&mut self) {
+        let fresh = self.status.phase == Phase::Restarting;
+        let message = telling::given_up(&self.status);
+        let at = self
+            .status
+            .attempts
+            .last()
+            .and_then(|attempt| attempt.finished_at.clone());
+        let at = at.map_or(self.now, |time| time.0);
+        if fresh && self.job.spec.retries == 0 {
+            let reason = self.status.reason.clone();
+            self.finish(Phase::Failed, Reason::WorkerFailed, message, at);
+            self.status.reason = reason;
+        } else {
+            self.finish(Phase::Failed, Reason::RetriesExhausted, message, at);
+        }
+    }
+
+    fn finish(&mut self, phase: Phase, reason: Reason, message: String, at: Timestamp) {
+        self.status.finished_at = Some(Time(at));
+        self.status.next_attempt_at = None;
+        self.say(phase, reason, message);
+    }
+
+    /// The job is over: nothing of it runs on, and in time it goes itself.
+    fn retire(&mut self) {
+        self.stop(|_| true);
+        let finished = self.status.finished_at.as_ref().map(|time| time.0);
+        let Some((at, Span { seconds })) = finished.zip(self.job.spec.ttl) else {
+            return;
+        };
+        let due = after(at, Duration::from_secs(seconds));
+        match &self.job.metadata.uid {
+            Some(uid) if due <= self.now => {
+                self.actions.push(Action::DeleteJob { uid: uid.clone() });
+            }
+            _ => self.wake_at(due),
+        }
+    }
+
+    fn say(&mut self, phase: Phase, reason: Reason, message: String) {
+        if self.status.phase != phase || self.status.phase_since.is_none() {
+            self.status.phase_since = Some(Time(self.now));
+        }
+        self.status.phase = phase;
+        self.status.reason = reason.to_string();
+        self.status.message = message;
+    }
+
+    fn wake_at(&mut self, at: Timestamp) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Seconds the job has run, the present attempt included.
+    fn ran_seconds(&self, attempt: &Attempt) -> u64 {
+        let running = attempt.running_at.as_ref();
+        let now = running.map_or(0, |from| self.now.duration_since(from.0).as_secs());
+        self.status
+            .ran_seconds
+            .saturating_add(u64::try_from(now).unwrap_or(0))
+    }
+
+    fn is_leader(&self, rank: usize) -> bool {
+        frameworks::is_leader(self.job.spec.framework, rank as u32)
+    }
+}
+
+/// Times far beyond what a clock shows stay at its end.
+fn after(at: Timestamp, duration: Duration) -> Timestamp {
+    let duration = SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX);
+    at.saturating_add(duration).unwrap_or(Timestamp::MAX)
+}
+
+fn until(now: Timestamp, at: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        match self {
+            Self::EnsureClaim(claim) => write!(f, "ensure claim {}", name(&claim.metadata.name)),
+            Self::EnsureSecret { name } => write!(f, "ensure secret {name}"),
+            Self::EnsureService(service) => {
+                write!(f, "ensure service {}", name(&service.metadata.name))
+            }
+            Self::CreatePod(pod) => {
+                let node = cluster::node_of(pod).unwrap_or("no node");
+                write!(f, "create pod {} on {node}", name(&pod.metadata.name))
+            }
+            Self::DeletePod { name, .. } => write!(f, "delete pod {name}"),
+            Self::DeleteJob { .. } => f.write_str("delete the job"),
+            Self::Tell(telling) => write!(f, "tell {telling}"),
+        }
+    }
+}

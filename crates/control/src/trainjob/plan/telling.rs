@@ -1,0 +1,221 @@
+//! How a job's state is said: sentences, conditions, and one Event for each transition.
+//!
+//! Invariant: nothing here depends on the clock but the times it is given, so that saying it again changes nothing.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stoke_api::condition::{self, ConditionType};
+use stoke_api::trainjob::{Attempt, Phase, TrainJobStatus};
+use stoke_api::{Reason, Span};
+
+use super::{Action, Turn};
+use crate::trainjob::workers::Worker;
+
+/// An Event about a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Telling {
+    pub warning: bool,
+    pub reason: String,
+    pub message: String,
+}
+
+impl fmt::Display for Telling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.warning { "Warning" } else { "Normal" };
+        write!(f, "{kind} {}: {}", self.reason, self.message)
+    }
+}
+
+impl Turn<'_> {
+    /// Writes conditions from the phase and adds the Events of what changed.
+    pub(super) fn tell(&mut self) {
+        if let Some(refused) = &self.observed.refused
+            && !self.status.phase.is_final()
+        {
+            self.status.reason = Reason::ApplyFailed.to_string();
+            self.status.message.clone_from(refused);
+        }
+        self.status.observed_generation = self.job.metadata.generation;
+        self.set_conditions();
+        let before = self.job.status.clone().unwrap_or_default();
+        let moved = (before.phase, &before.reason) != (self.status.phase, &self.status.reason);
+        if self.job.status.is_none() || moved {
+            let telling = self.telling(before.phase);
+            self.actions.push(Action::Tell(telling));
+        }
+    }
+
+    fn telling(&self, before: Phase) -> Telling {
+        let status = &self.status;
+        // To have a place is what is new about a gang that starts.
+        let placed = status.phase == Phase::Starting && before != Phase::Starting;
+        let reason = if placed && status.reason == Reason::StartingWorkers.to_string() {
+            Reason::Placed.to_string()
+        } else {
+            status.reason.clone()
+        };
+        let calm = [
+            Reason::BackingOff,
+            Reason::StoppingWorkers,
+            Reason::InsufficientCapacity,
+            Reason::WaitingForQuota,
+        ];
+        let warning = match status.phase {
+            Phase::Failed | Phase::Restarting => true,
+            Phase::Queued => !calm.iter().any(|calm| calm.to_string() == status.reason),
+            _ => status.reason == Reason::ApplyFailed.to_string(),
+        };
+        Telling {
+            warning,
+            reason,
+            message: status.message.clone(),
+        }
+    }
+
+    fn set_conditions(&mut self) {
+        use ConditionType::{Admitted, Complete, Failed, Queued, Running, Suspended};
+        let phase = self.status.phase;
+        let placed = matches!(phase, Phase::Starting | Phase::Running);
+        self.set(Queued, phase == Phase::Queued);
+        self.set(Admitted, placed);
+        self.set(Running, phase == Phase::Running);
+        let was_suspended = condition::get(&self.status.conditions, Suspended).is_some();
+        if phase == Phase::Suspended || was_suspended {
+            self.set(Suspended, phase == Phase::Suspended);
+        }
+        match phase {
+            Phase::Complete => self.set(Complete, true),
+            Phase::Failed => self.set(Failed, true),
+            _ => {}
+        }
+    }
+
+    fn set(&mut self, kind: ConditionType, holds: bool) {
+        let known = condition::get(&self.status.conditions, kind);
+        let is_false = known.is_some_and(|condition| condition.status == "False");
+        // What does not hold keeps the reason for which it ceased to, but that workers do not run yet is told as it changes.
+        let awaited = kind == ConditionType::Running && self.status.phase == Phase::Starting;
+        if !holds && is_false && !awaited {
+            return;
+        }
+        let (reason, message) = match kind {
+            ConditionType::Admitted if holds => {
+                let attempt = self.status.current_attempt();
+                (
+                    Reason::Placed.to_string(),
+                    attempt.map(place).unwrap_or_default(),
+                )
+            }
+            ConditionType::Suspended if !holds => (Reason::Resumed.to_string(), String::new()),
+            _ if !holds
+                && self.status.phase == Phase::Starting
+                && kind == ConditionType::Queued =>
+            {
+                (Reason::Placed.to_string(), String::new())
+            }
+            _ => (self.status.reason.clone(), self.status.message.clone()),
+        };
+        let generation = self.job.metadata.generation;
+        let now = Time(self.now);
+        condition::set(
+            &mut self.status.conditions,
+            kind,
+            holds,
+            &reason,
+            &message,
+            generation,
+            &now,
+        );
+    }
+}
+
+pub fn workers(count: usize) -> String {
+    if count == 1 {
+        "1 worker".to_owned()
+    } else {
+        format!("{count} workers")
+    }
+}
+
+pub fn none_of(count: usize) -> String {
+    format!("0/{count}")
+}
+
+pub fn running(count: usize) -> String {
+    match count {
+        1 => "its worker runs".to_owned(),
+        _ => format!("all {count} workers run"),
+    }
+}
+
+pub fn succeeded(count: usize) -> String {
+    match count {
+        1 => "its worker ended well".to_owned(),
+        _ => format!("its {count} workers ended well"),
+    }
+}
+
+/// `attempt 2 on node-a, node-b`
+fn place(attempt: &Attempt) -> String {
+    const NAMED: usize = 3;
+    let mut nodes: Vec<&str> = attempt.nodes.iter().map(String::as_str).collect();
+    nodes.dedup();
+    let whereabouts = if nodes.len() > NAMED {
+        format!("{} nodes", nodes.len())
+    } else {
+        nodes.join(", ")
+    };
+    format!("attempt {} on {whereabouts}", attempt.number)
+}
+
+pub fn starting(attempt: &Attempt, waiting: Option<&Worker<'_>>) -> String {
+    let held = waiting.and_then(|worker| {
+        Some(format!(
+            "; rank {} waits: {}",
+            worker.rank,
+            worker.waits_for()?
+        ))
+    });
+    format!("{}{}", place(attempt), held.unwrap_or_default())
+}
+
+pub fn suspended(stopping: usize) -> String {
+    match stopping {
+        0 => "suspended; it goes on when spec.suspend is false".to_owned(),
+        n => format!("suspended; {} must still stop", workers(n)),
+    }
+}
+
+pub fn overdue(max: Span) -> String {
+    format!("it ran for its maxDuration of {max}")
+}
+
+pub fn backing_off(status: &TrainJobStatus, retries: u32, at: &Time) -> String {
+    let last = last_words(status);
+    let next = status.attempt.saturating_add(1);
+    let used = status.failures;
+    format!(
+        "attempt {next} starts at {:.0}, {used} of {retries} retries used; the last: {last}",
+        at.0
+    )
+}
+
+pub fn given_up(status: &TrainJobStatus) -> String {
+    let last = last_words(status);
+    match status.failures {
+        0 | 1 => last,
+        n => format!("{n} attempts failed; the last: {last}"),
+    }
+}
+
+fn last_words(status: &TrainJobStatus) -> String {
+    let exit = status
+        .attempts
+        .last()
+        .and_then(|attempt| attempt.exit.as_ref());
+    exit.map_or_else(
+        || "it was begun anew".to_owned(),
+        |exit| exit.message.clone(),
+    )
+}

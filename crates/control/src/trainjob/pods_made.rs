@@ -1,0 +1,247 @@
+//! What the pods of each framework look like.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use stoke_api::trainjob::{Attempt, Sizing};
+use stoke_api::{Bytes, CpuMilli, DatasetSpec};
+
+use super::fixtures::{config, job};
+use super::pod::{Blueprint, Site};
+use crate::config::Config;
+
+fn pods(spec: Value, nodes: &[&str], config: &Config) -> Vec<Pod> {
+    let job = job(spec);
+    let datasets = BTreeMap::from([
+        (
+            "words".to_owned(),
+            DatasetSpec {
+                uri: Some("file:///srv/words".to_owned()),
+                claim: None,
+            },
+        ),
+        (
+            "images".to_owned(),
+            DatasetSpec {
+                uri: None,
+                claim: Some("images-claim".to_owned()),
+            },
+        ),
+    ]);
+    let blueprint = Blueprint::new(&job, &datasets, config).expect("a good job");
+    let attempt = Attempt {
+        number: 2,
+        nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+        port: (config.network == stoke_api::trainjob::Network::Host).then_some(23_456),
+        cpus: Some(CpuMilli(1500)),
+        memory: Some(Sizing {
+            request: Bytes::gib(1),
+            limit: Bytes::gib(2),
+            why: String::new(),
+        }),
+        ..Attempt::default()
+    };
+    let addresses = BTreeMap::from([
+        ("a".to_owned(), "10.0.0.1".to_owned()),
+        ("b".to_owned(), "10.0.0.2".to_owned()),
+    ]);
+    let site = Site {
+        attempt: &attempt,
+        addresses: &addresses,
+    };
+    blueprint.pods(&site, 0..nodes.len() as u32).expect("pods")
+}
+
+/// Command and variables of each pod, without those that every pod has.
+fn started(pods: &[Pod]) -> String {
+    let common = [
+        "STOKE_JOB",
+        "STOKE_ATTEMPT",
+        "STOKE_RANK",
+        "STOKE_WORKERS",
+        "PYTHONUNBUFFERED",
+    ];
+    let mut lines = Vec::new();
+    for pod in pods {
+        let worker = &pod.spec.as_ref().expect("a spec").containers[0];
+        lines.push(worker.command.clone().unwrap_or_default().join(" "));
+        for variable in worker
+            .env
+            .iter()
+            .flatten()
+            .filter(|v| !common.contains(&v.name.as_str()))
+        {
+            let secret = variable
+                .value_from
+                .as_ref()
+                .and_then(|from| from.secret_key_ref.as_ref());
+            let value = match secret {
+                Some(secret) => format!("secret {}/{}", secret.name, secret.key),
+                None => variable.value.clone().unwrap_or_default(),
+            };
+            lines.push(format!("  {}={value}", variable.name));
+        }
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn torch_is_started_by_torchrun() {
+    let spec = json!({"framework": "torch", "workers": 2, "processesPerWorker": 2, "command": ["python3", "train.py"]});
+    insta::assert_snapshot!(started(&pods(spec, &["a", "a"], &config())), @r"
+    python3 -m torch.distributed.run train.py
+      MASTER_ADDR=127.0.0.1
+      MASTER_PORT=23456
+      WORLD_SIZE=4
+      RANK=0
+      LOCAL_RANK=0
+      NODE_RANK=0
+      LOCAL_WORLD_SIZE=2
+      PET_NNODES=2
+      PET_NPROC_PER_NODE=2
+      PET_NODE_RANK=0
+      PET_MASTER_ADDR=127.0.0.1
+      PET_MASTER_PORT=23456
+      PET_RDZV_BACKEND=static
+      PET_RDZV_ENDPOINT=127.0.0.1:23456
+      PET_RDZV_ID=j-2
+      PET_MAX_RESTARTS=0
+    python3 -m torch.distributed.run train.py
+      MASTER_ADDR=127.0.0.1
+      MASTER_PORT=23456
+      WORLD_SIZE=4
+      RANK=2
+      LOCAL_RANK=0
+      NODE_RANK=1
+      LOCAL_WORLD_SIZE=2
+      PET_NNODES=2
+      PET_NPROC_PER_NODE=2
+      PET_NODE_RANK=1
+      PET_MASTER_ADDR=127.0.0.1
+      PET_MASTER_PORT=23456
+      PET_RDZV_BACKEND=static
+      PET_RDZV_ENDPOINT=127.0.0.1:23456
+      PET_RDZV_ID=j-2
+      PET_MAX_RESTARTS=0
+    ");
+}
+
+#[test]
+fn mpi_is_launched_by_rank_0_and_served_by_the_others() {
+    let spec = json!({"framework": "mpi", "workers": 2, "gpus": 4, "command": ["./train", "-x"]});
+    insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &config())), @r"
+    /usr/bin/stoke mpi launch --np 8 --slots 4 -- ./train -x
+      STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
+      STOKE_MPI_TOKEN=secret j-mpi/token
+      STOKE_MPI_LISTEN=0.0.0.0:23456
+      NCCL_DEBUG=WARN
+    /usr/bin/stoke mpi worker
+      STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
+      STOKE_MPI_TOKEN=secret j-mpi/token
+      STOKE_MPI_LISTEN=0.0.0.0:23457
+      NCCL_DEBUG=WARN
+    ");
+}
+
+#[test]
+fn tensorflow_and_jax_know_their_cluster() {
+    let spec = json!({"framework": "tensorflow", "workers": 2, "command": ["python", "train.py"]});
+    insta::assert_snapshot!(started(&pods(spec, &["a", "a"], &config())), @r#"
+    python train.py
+      TF_CONFIG={"cluster":{"worker":["127.0.0.1:23456","127.0.0.1:23457"]},"task":{"index":0,"type":"worker"}}
+    python train.py
+      TF_CONFIG={"cluster":{"worker":["127.0.0.1:23456","127.0.0.1:23457"]},"task":{"index":1,"type":"worker"}}
+    "#);
+    let spec = json!({"framework": "jax", "workers": 2, "command": ["python", "train.py"], "image": "acme/jax:1"});
+    let cluster = Config::cluster("/stoke".into());
+    insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &cluster)), @r"
+    python train.py
+      JAX_COORDINATOR_ADDRESS=j-0.j.default.svc:6666
+      COORDINATOR_ADDRESS=j-0.j.default.svc
+      COORDINATOR_PORT=6666
+      NUM_PROCESSES=2
+      PROCESS_ID=0
+    python train.py
+      JAX_COORDINATOR_ADDRESS=j-0.j.default.svc:6666
+      COORDINATOR_ADDRESS=j-0.j.default.svc
+      COORDINATOR_PORT=6666
+      NUM_PROCESSES=2
+      PROCESS_ID=1
+    ");
+}
+
+#[test]
+fn the_authors_variables_win() {
+    let spec = json!({
+        "framework": "torch",
+        "command": ["python", "train.py"],
+        "env": [{"name": "PET_NPROC_PER_NODE", "value": "4"}, {"name": "WHO", "value": "$(STOKE_RANK)"}, {"name": "A", "value": "job"}],
+        "template": {"spec": {"containers": [{"name": "worker", "env": [{"name": "A", "value": "template"}, {"name": "RANK", "value": "9"}]}]}},
+    });
+    let pods = pods(spec, &["a"], &config());
+    let env = pods[0]
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.containers[0].env.clone())
+        .expect("variables");
+    let value = |name: &str| -> Vec<&str> {
+        env.iter()
+            .filter(|v| v.name == name)
+            .filter_map(|v| v.value.as_deref())
+            .collect()
+    };
+    assert_eq!(value("PET_NPROC_PER_NODE"), ["4"]);
+    assert_eq!(value("A"), ["job"]);
+    assert_eq!(value("RANK"), ["9"]);
+    let position = |name: &str| env.iter().position(|v| v.name == name);
+    assert!(
+        position("STOKE_RANK") < position("WHO"),
+        "what a variable refers to comes before it"
+    );
+}
+
+#[test]
+fn a_plain_pod_with_everything() {
+    let spec = json!({
+        "command": ["sh", "-c", "true"],
+        "workingDir": "/work",
+        "gpus": 1,
+        "cpus": "1500m",
+        "priority": "production",
+        "checkpoint": {"path": "/ckpt", "every": "15m", "keep": 3},
+        "datasets": [{"name": "words", "path": "/data/words"}, {"name": "images", "path": "/data/images"}],
+        "template": {
+            "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "kept"}},
+            "spec": {
+                "serviceAccountName": "trainer",
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]},
+                ]}}},
+                "containers": [
+                    {"name": "log", "image": "shipper"},
+                    {"name": "worker", "image": "mine", "resources": {"limits": {"rdma/hca": 1}}},
+                ],
+            },
+        },
+    });
+    let pod = pods(spec, &["a"], &config()).remove(0);
+    insta::assert_yaml_snapshot!(pod);
+}
+
+#[test]
+fn on_a_cluster_a_pod_has_an_image_an_address_and_a_priority() {
+    let spec = json!({"command": ["train"], "image": "acme/train:1", "workers": 2, "priority": "experiment"});
+    let pod = pods(spec, &["a", "b"], &Config::cluster("/stoke".into())).remove(1);
+    let spec = pod.spec.expect("a spec");
+    assert_eq!(spec.containers[0].image.as_deref(), Some("acme/train:1"));
+    assert_eq!(spec.host_network, None);
+    assert_eq!(
+        (spec.hostname.as_deref(), spec.subdomain.as_deref()),
+        (Some("j-1"), Some("j"))
+    );
+    assert_eq!(
+        spec.priority_class_name.as_deref(),
+        Some("stokehold-experiment")
+    );
+}

@@ -1,0 +1,311 @@
+//! Everything at once, for a long time, with a seed: pods fail and vanish, nodes come and go, people suspend and change jobs, and the
+//! controller dies between any two writes.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use stoke_api::TrainJob;
+use stoke_api::trainjob::{Outcome, Phase};
+
+use super::fixtures::{Stage, job, node};
+use super::workers::Worker;
+use crate::cluster;
+
+/// Small, seeded, and the same everywhere.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        let index = self.roll(from.len().max(1) as u64) as usize;
+        from.get(index).cloned()
+    }
+}
+
+/// What was ever on record, to hold against what is.
+#[derive(Default)]
+struct Ledger {
+    outcomes: BTreeMap<(String, u32), Outcome>,
+    latest: BTreeMap<String, u32>,
+}
+
+impl Ledger {
+    fn check(&mut self, stage: &Stage) {
+        for job in stage.jobs.values() {
+            self.check_attempts(job);
+            check_gang(stage, job);
+        }
+        check_room(stage);
+    }
+
+    /// Attempts follow each other one by one, an end that is on record stays, and every failure is counted once.
+    fn check_attempts(&mut self, job: &TrainJob) {
+        let Some(status) = &job.status else { return };
+        let latest = self.latest.entry(job.name().to_owned()).or_default();
+        assert!(
+            status.attempt == *latest || status.attempt == *latest + 1,
+            "attempt {} after {latest}",
+            status.attempt
+        );
+        *latest = status.attempt;
+        for attempt in &status.attempts {
+            if let Some(outcome) = attempt.outcome {
+                let key = (job.name().to_owned(), attempt.number);
+                let known = *self.outcomes.entry(key).or_insert(outcome);
+                assert_eq!(known, outcome, "an end was changed");
+            } else {
+                assert_eq!(attempt.number, status.attempt, "an old attempt has no end");
+            }
+        }
+        let failed = self
+            .outcomes
+            .iter()
+            .filter(|((name, _), outcome)| name == job.name() && **outcome == Outcome::Failed);
+        assert_eq!(
+            failed.count() as u32,
+            status.failures,
+            "failures are counted once each"
+        );
+    }
+}
+
+/// No rank runs twice: whatever of a job has not ended is of one attempt, but for what is lost with its node.
+fn check_gang(stage: &Stage, job: &TrainJob) {
+    let workers = stage.pods.values().filter_map(|pod| Worker::of(job, pod));
+    let alive: Vec<Worker<'_>> = workers
+        .filter(|worker| !worker.is_finished())
+        .filter(|worker| {
+            cluster::node_of(worker.pod).is_some_and(|node| stage.nodes.contains_key(node))
+        })
+        .collect();
+    let attempts: Vec<u32> = alive.iter().map(|worker| worker.attempt).collect();
+    assert!(
+        attempts.windows(2).all(|pair| pair[0] == pair[1]),
+        "two attempts at once: {attempts:?}"
+    );
+    if job.is_finished() {
+        return;
+    }
+    let status = job.status.as_ref();
+    assert!(
+        attempts
+            .iter()
+            .all(|attempt| Some(*attempt) == status.map(|s| s.attempt)),
+        "pods before their record"
+    );
+}
+
+/// No node holds more than it has.
+fn check_room(stage: &Stage) {
+    for (name, node) in &stage.nodes {
+        let pods = stage
+            .pods
+            .values()
+            .filter(|pod| !cluster::is_finished(pod) && cluster::node_of(pod) == Some(name));
+        let used = pods
+            .filter_map(|pod| pod.spec.as_ref())
+            .map(cluster::requests);
+        let used = used.fold(
+            stoke_sched::Resources::default(),
+            stoke_sched::Resources::plus,
+        );
+        let have = cluster::node(node).allocatable;
+        assert!(
+            used.cpu <= have.cpu && used.memory <= have.memory && used.gpus <= have.gpus,
+            "{name} holds {used} of {have}"
+        );
+    }
+}
+
+fn jobs(dice: &mut Dice) -> Vec<TrainJob> {
+    let frameworks = ["torch", "mpi", "tensorflow", "jax", "plain"];
+    (0..3)
+        .map(|i| {
+            let mut job = job(json!({
+                "framework": dice.pick(&frameworks),
+                "command": ["python", "train.py"],
+                "workers": 1 + dice.roll(3),
+                "gpus": dice.roll(3),
+                "retries": dice.roll(4),
+                "memory": {"limit": format!("{}Gi", 8 + dice.roll(24))},
+            }));
+            job.metadata.name = Some(format!("j{i}"));
+            job.metadata.uid = Some(format!("uid-{i}"));
+            job
+        })
+        .collect()
+}
+
+fn happens(stage: &mut Stage, dice: &mut Dice) {
+    let names: Vec<String> = stage.pods.keys().cloned().collect();
+    let pod = dice.pick(&names);
+    let phase = pod
+        .as_ref()
+        .and_then(|name| stage.pods[name].status.as_ref()?.phase.clone())
+        .unwrap_or_default();
+    match (dice.roll(24), pod) {
+        (0..=6, Some(pod)) if phase == "Pending" => stage.run_pod(&pod),
+        (7..=8, Some(pod)) if phase == "Running" => stage.end_pod(&pod, 0, "Completed"),
+        (9, Some(pod)) if phase == "Running" => stage.end_pod(&pod, 1, "Error"),
+        (10, Some(pod)) if phase == "Running" => stage.end_pod(&pod, 137, "OOMKilled"),
+        (11, Some(pod)) if phase == "Running" => {
+            stage.set_pod(&pod, json!({"phase": "Failed", "reason": "Evicted"}));
+        }
+        (12, Some(pod)) => stage.delete_pod(&pod, None),
+        (13, Some(pod)) => drop(stage.pods.remove(&pod)),
+        (14, _) => {
+            let name = format!("n{}", dice.roll(3));
+            if stage.nodes.remove(&name).is_none() {
+                stage.nodes.insert(name.clone(), node(&name, 2));
+            }
+        }
+        (15, _) => {
+            let name = format!("j{}", dice.roll(3));
+            if let Some(job) = stage.jobs.get_mut(&name) {
+                job.spec.suspend = !job.spec.suspend;
+                job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
+            }
+        }
+        (16, _) => {
+            let workers = 1 + dice.roll(3) as u32;
+            let name = format!("j{}", dice.roll(3));
+            if let Some(job) = stage.jobs.get_mut(&name) {
+                job.spec.workers = workers;
+                job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
+            }
+        }
+        _ => stage.pass(dice.roll(20)),
+    }
+    bury(stage);
+}
+
+/// A kubelet ends what was deleted within its grace period; what was on a node that is gone is collected.
+fn bury(stage: &mut Stage) {
+    let now = stage.now;
+    let nodes = stage.nodes.clone();
+    stage.pods.retain(|_, pod| {
+        let due = pod
+            .metadata
+            .deletion_timestamp
+            .as_ref()
+            .is_some_and(|time| time.0 <= now);
+        let homeless = cluster::node_of(pod).is_some_and(|node| !nodes.contains_key(node));
+        !(due || homeless)
+    });
+}
+
+fn simulate(seed: u64) {
+    println!("seed {seed}");
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut stage = Stage::new(jobs(&mut dice), (0..3).map(|i| node(&format!("n{i}"), 2)));
+    let mut ledger = Ledger::default();
+    for _ in 0..400 {
+        happens(&mut stage, &mut dice);
+        ledger.check(&stage);
+        let name = format!("j{}", dice.roll(3));
+        if let Some(plan) = stage.plan(&name) {
+            // Sometimes it dies on the way, sometimes before it begins.
+            let writes = if dice.roll(3) == 0 {
+                dice.roll(4) as usize
+            } else {
+                usize::MAX
+            };
+            stage.carry_out(&name, &plan, writes);
+            ledger.check(&stage);
+            if writes == usize::MAX {
+                stage.turn(&name);
+            }
+        }
+    }
+    settle(&mut stage, &mut ledger);
+}
+
+/// From now on all goes well: every job comes to its end, and its gangs are whole.
+fn settle(stage: &mut Stage, ledger: &mut Ledger) {
+    for i in 0..3 {
+        let name = format!("n{i}");
+        stage.nodes.insert(name.clone(), node(&name, 2));
+    }
+    for job in stage.jobs.values_mut() {
+        job.spec.suspend = false;
+    }
+    for _ in 0..60 {
+        for name in stage.jobs.keys().cloned().collect::<Vec<_>>() {
+            stage.turn(&name);
+            ledger.check(stage);
+            let job = &stage.jobs[&name];
+            let status = job.status.clone().unwrap_or_default();
+            if !matches!(status.phase, Phase::Starting | Phase::Running) {
+                continue;
+            }
+            let attempt = status.current_attempt().expect("an attempt");
+            let ranks: Vec<u32> = stage
+                .pods
+                .values()
+                .filter_map(|pod| Worker::of(job, pod))
+                .filter(|worker| worker.attempt == attempt.number)
+                .map(|worker| worker.rank)
+                .collect();
+            let expected: Vec<u32> = (0..attempt.nodes.len() as u32).collect();
+            assert_eq!(ranks, expected, "the gang is not whole");
+        }
+        let pods: Vec<(String, bool)> = stage
+            .pods
+            .iter()
+            .filter(|(_, pod)| {
+                !cluster::is_finished(pod) && pod.metadata.deletion_timestamp.is_none()
+            })
+            .map(|(name, pod)| {
+                (
+                    name.clone(),
+                    pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Running"),
+                )
+            })
+            .collect();
+        for (pod, runs) in pods {
+            if runs {
+                stage.end_pod(&pod, 0, "Completed");
+            } else {
+                stage.run_pod(&pod);
+            }
+        }
+        stage.pass(40);
+        bury(stage);
+    }
+    for job in stage.jobs.values() {
+        assert!(
+            job.is_finished(),
+            "{} is still {:?}",
+            job.name(),
+            job.status.as_ref().map(|s| (s.phase, s.message.clone()))
+        );
+    }
+    let alive = stage.pods.values().filter(|pod| !cluster::is_finished(pod));
+    assert_eq!(alive.count(), 0, "something runs on after the end");
+}
+
+/// `STOKE_SIMULATION_SEEDS=0..5000` for a long night, `STOKE_SIMULATION_SEEDS=28` for one that failed.
+fn seeds() -> std::ops::Range<u64> {
+    let said = std::env::var("STOKE_SIMULATION_SEEDS").unwrap_or_else(|_| "0..30".to_owned());
+    let (from, to) = said.split_once("..").unwrap_or((&said, ""));
+    let from = from.parse().expect("a seed");
+    let to = if to.is_empty() {
+        from + 1
+    } else {
+        to.parse().expect("a seed")
+    };
+    from..to
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_whatever_happens() {
+    for seed in seeds() {
+        simulate(seed);
+    }
+}
