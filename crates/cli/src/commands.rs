@@ -1,0 +1,84 @@
+//! One file per command. Each has its arguments, what they mean, and what is done.
+
+pub mod completions;
+pub mod crds;
+pub mod delete;
+pub mod describe;
+pub mod doctor;
+pub mod down;
+pub mod explain;
+pub mod get;
+pub mod kubeconfig;
+pub mod logs;
+pub mod mpi;
+pub mod run;
+pub mod shim;
+pub mod suspend;
+pub mod top;
+pub mod up;
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::args::{Args, Command, WorldArgs};
+use crate::data_dir::DataDir;
+use crate::session::Session;
+use crate::terminal;
+
+/// Does what was asked, and gives the code to end with.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let world = &args.world;
+    match args.command {
+        // A shim outlives engines and there is one a pod: it gets no runtime and no thread it does not need.
+        Command::Shim(args) => Ok(shim::run(&args)),
+        Command::ShimContainer(args) => Ok(shim::run_container(&args)),
+        Command::Mpi(args) => mpi::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Crds(args) => crds::run(args),
+        Command::Kubeconfig(args) => kubeconfig::run(args, &session(world)?),
+        Command::Up(args) => up::run(args, &session(world)?),
+        Command::Doctor(args) => wait_for(world, |session| doctor::run(args, session)),
+        Command::Down(args) => wait_for(world, |session| down::run(args, session)),
+        Command::Run(args) => wait_for(world, |session| run::run(*args, session)),
+        Command::Get(args) => wait_for(world, |session| get::run(args, session)),
+        Command::Describe(args) => wait_for(world, |session| describe::run(args, session)),
+        Command::Logs(args) => wait_for(world, |session| logs::run(args, session)),
+        Command::Top(args) => wait_for(world, |session| top::run(args, session)),
+        Command::Explain(args) => wait_for(world, |session| explain::run(args, session)),
+        Command::Suspend(args) => wait_for(world, |session| suspend::run(args, session, true)),
+        Command::Resume(args) => wait_for(world, |session| suspend::run(args, session, false)),
+        Command::Delete(args) => wait_for(world, |session| delete::run(args, session)),
+    }
+}
+
+fn session(args: &WorldArgs) -> anyhow::Result<Session> {
+    let is_root = rustix::process::geteuid().is_root();
+    Ok(Session {
+        data_dir: DataDir::resolve(
+            args.data_dir.clone(),
+            |name| std::env::var_os(name),
+            is_root,
+        )?,
+        namespace: args.namespace.clone(),
+        verbose: args.verbose,
+    })
+}
+
+/// A client waits on one connection at a time; one thread is enough.
+fn wait_for<F>(world: &WorldArgs, command: impl FnOnce(Session) -> F) -> anyhow::Result<ExitCode>
+where
+    F: Future<Output = anyhow::Result<ExitCode>>,
+{
+    let session = session(world)?;
+    terminal::log_to_stderr();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    let result = runtime.block_on(command(session));
+    // A read of stdin or a lookup that hangs must not keep the command from ending.
+    runtime.shutdown_background();
+    result
+}

@@ -1,0 +1,28 @@
+//! `stoke kubeconfig`: where kubectl finds the engine.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use crate::session::Session;
+use crate::terminal;
+
+const EXAMPLES: &str = "\
+Examples:
+  export KUBECONFIG=\"$(stoke kubeconfig)\"
+  kubectl get trainjobs,pods";
+
+/// Print the path of the engine's kubeconfig
+///
+/// With it, kubectl and every other Kubernetes tool talks to the engine.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {}
+
+pub fn run(_: Args, session: &Session) -> anyhow::Result<ExitCode> {
+    let path = session.data_dir.kubeconfig();
+    if !path.exists() {
+        return Err(session.no_engine().into());
+    }
+    writeln!(terminal::stdout(), "{}", path.display())?;
+    Ok(ExitCode::SUCCESS)
+}

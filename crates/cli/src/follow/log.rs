@@ -1,0 +1,276 @@
+//! One pod's lines, from the API's `log` subresource.
+
+use std::time::Duration;
+
+use futures::io::{AsyncBufRead, AsyncBufReadExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::resume::Resume;
+use super::{AWAY_MAX, Happening, RETRY};
+use crate::failure;
+use crate::jobs::{self, Life};
+use crate::session::Session;
+
+/// A line longer than this is given in pieces.
+const LINE_BYTES_MAX: usize = 1 << 20;
+/// Between two questions whether a pod that prints nothing is still there.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// A line a worker printed. The bytes are the worker's own and may be no text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub job: String,
+    pub rank: Option<u32>,
+    pub at: Option<Timestamp>,
+    pub text: Vec<u8>,
+}
+
+/// What of the past is wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Opening {
+    pub tail: Option<u32>,
+    pub since: Option<Timestamp>,
+}
+
+/// Where a pod's lines come from, and how far they were read.
+#[derive(Debug)]
+pub struct Lines {
+    namespace: String,
+    pod: String,
+    uid: Option<String>,
+    container: Option<String>,
+    job: String,
+    rank: Option<u32>,
+    opening: Opening,
+    resume: Resume,
+}
+
+enum Ended {
+    /// Nothing more will come.
+    Over,
+    /// The engine went away while lines were read.
+    Broken,
+    /// The engine is away.
+    Away,
+    /// Nobody listens.
+    Unheard,
+}
+
+impl Lines {
+    pub fn of(pod: &Pod, opening: Opening) -> Self {
+        let job = pod.labels().get(stoke_api::names::JOB_LABEL);
+        Self {
+            namespace: pod.namespace().unwrap_or_default(),
+            pod: pod.name_any(),
+            uid: pod.metadata.uid.clone(),
+            container: jobs::worker_container(pod).map(str::to_owned),
+            job: job.cloned().unwrap_or_else(|| pod.name_any()),
+            rank: jobs::rank_of(pod),
+            opening,
+            resume: Resume::default(),
+        }
+    }
+
+    pub fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    /// Gives every line until the worker is over, across restarts of the engine.
+    pub async fn follow(mut self, session: Session, sender: mpsc::Sender<Happening>) {
+        let mut heard = Instant::now();
+        loop {
+            let ended = match session.client().await {
+                Ok(client) => self.read_to_end(&client, &sender).await,
+                Err(_) => Ended::Away,
+            };
+            match ended {
+                Ended::Over | Ended::Unheard => return,
+                Ended::Broken => heard = Instant::now(),
+                Ended::Away if heard.elapsed() > AWAY_MAX => return,
+                Ended::Away => {}
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn read_to_end(&mut self, client: &Client, sender: &mpsc::Sender<Happening>) -> Ended {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &self.namespace);
+        loop {
+            // Asked before the lines are: if it was over then, what is read now is all there is.
+            let was_over = match pods.get_opt(&self.pod).await {
+                Ok(Some(pod)) if pod.metadata.uid == self.uid => jobs::life_of(&pod) == Life::Over,
+                Ok(_) => return Ended::Over,
+                Err(_) => return Ended::Away,
+            };
+            let mut stream = match self.open(&pods, !was_over).await {
+                Ok(stream) => Box::pin(stream),
+                Err(error) if failure::is_engine_away(&error) => return Ended::Away,
+                // Cleared away, or over without having printed anything.
+                Err(_) if was_over => return Ended::Over,
+                Err(_) => {
+                    tokio::time::sleep(QUIET).await;
+                    continue;
+                }
+            };
+            loop {
+                match read_line(&mut stream).await {
+                    Ok(Some(bytes)) => {
+                        if let Some(line) = self.line(bytes)
+                            && sender.send(Happening::Line(line)).await.is_err()
+                        {
+                            return Ended::Unheard;
+                        }
+                    }
+                    Ok(None) if was_over => return Ended::Over,
+                    Ok(None) => break,
+                    Err(_) => return Ended::Broken,
+                }
+            }
+            // The stream ended though the worker had not: it is over now, or the engine said goodbye. Look again.
+            tokio::time::sleep(QUIET / 3).await;
+        }
+    }
+
+    async fn open(
+        &mut self,
+        pods: &Api<Pod>,
+        follow: bool,
+    ) -> Result<impl AsyncBufRead + use<>, kube::Error> {
+        let resumed = self.resume.open();
+        let parameters = LogParams {
+            container: self.container.clone(),
+            follow,
+            timestamps: true,
+            since_time: resumed.or(self.opening.since),
+            tail_lines: match resumed {
+                Some(_) => None,
+                None => self.opening.tail.map(i64::from),
+            },
+            ..LogParams::default()
+        };
+        pods.log_stream(&self.pod, &parameters).await
+    }
+
+    /// The line, if it is a new one.
+    fn line(&mut self, bytes: Vec<u8>) -> Option<Line> {
+        let (at, text) = split_timestamp(bytes);
+        if at.is_some_and(|at| !self.resume.is_new(at)) {
+            return None;
+        }
+        Some(Line {
+            job: self.job.clone(),
+            rank: self.rank,
+            at,
+            text,
+        })
+    }
+
+    /// The next line of a stream that [`open`] gave.
+    pub async fn next(
+        &mut self,
+        stream: &mut (impl AsyncBufRead + Unpin),
+    ) -> std::io::Result<Option<Line>> {
+        loop {
+            let Some(bytes) = read_line(stream).await? else {
+                return Ok(None);
+            };
+            if let Some(line) = self.line(bytes) {
+                return Ok(Some(line));
+            }
+        }
+    }
+}
+
+/// All that a pod has printed so far, without waiting for more.
+pub async fn open(
+    client: &Client,
+    pod: &Pod,
+    opening: Opening,
+) -> Result<(Lines, impl AsyncBufRead + use<>), kube::Error> {
+    let mut lines = Lines::of(pod, opening);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &lines.namespace);
+    let stream = lines.open(&pods, false).await?;
+    Ok((lines, stream))
+}
+
+/// `2026-11-15T20:39:00.000000001Z text`
+fn split_timestamp(mut bytes: Vec<u8>) -> (Option<Timestamp>, Vec<u8>) {
+    let Some(space) = bytes.iter().take(64).position(|b| *b == b' ') else {
+        // A line without text is its timestamp alone.
+        let at = std::str::from_utf8(&bytes)
+            .ok()
+            .and_then(|text| text.parse().ok());
+        return match at {
+            Some(at) => (Some(at), Vec::new()),
+            None => (None, bytes),
+        };
+    };
+    let at = std::str::from_utf8(&bytes[..space])
+        .ok()
+        .and_then(|text| text.parse().ok());
+    match at {
+        Some(at) => (Some(at), bytes.split_off(space + 1)),
+        None => (None, bytes),
+    }
+}
+
+/// A line without its end, or a piece of one that is too long; `None` at the end of the stream.
+async fn read_line(stream: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    loop {
+        let chunk = stream.fill_buf().await?;
+        if chunk.is_empty() {
+            return Ok((!line.is_empty()).then_some(line));
+        }
+        let room = LINE_BYTES_MAX - line.len();
+        let end = chunk.iter().take(room).position(|b| *b == b'\n');
+        let taken = end.unwrap_or(chunk.len().min(room));
+        line.extend_from_slice(&chunk[..taken]);
+        let used = taken + usize::from(end.is_some());
+        stream.consume_unpin(used);
+        if end.is_some() || line.len() == LINE_BYTES_MAX {
+            return Ok(Some(line));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timestamp_is_taken_off_and_only_that() {
+        let at: Timestamp = "2026-11-15T20:39:00.5Z".parse().unwrap();
+        for (raw, stamped, text) in [
+            ("2026-11-15T20:39:00.5Z hello world", true, "hello world"),
+            ("2026-11-15T20:39:00.5Z  two spaces", true, " two spaces"),
+            ("2026-11-15T20:39:00.5Z ", true, ""),
+            ("2026-11-15T20:39:00.5Z", true, ""),
+            ("hello world", false, "hello world"),
+            ("", false, ""),
+        ] {
+            let (found, rest) = split_timestamp(raw.as_bytes().to_vec());
+            assert_eq!(found, stamped.then_some(at), "{raw}");
+            assert_eq!(rest, text.as_bytes(), "{raw}");
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_are_read_whole_and_long_ones_in_pieces() {
+        let long = vec![b'x'; LINE_BYTES_MAX + 3];
+        let mut bytes = b"one\n\ntwo\n".to_vec();
+        bytes.extend_from_slice(&long);
+        bytes.extend_from_slice(b"\nlast");
+        let mut stream = futures::io::Cursor::new(bytes);
+        let mut lengths = Vec::new();
+        while let Some(line) = read_line(&mut stream).await.unwrap() {
+            lengths.push(line.len());
+        }
+        assert_eq!(lengths, [3, 0, 3, LINE_BYTES_MAX, 3, 4]);
+    }
+}

@@ -1,0 +1,388 @@
+//! `stoke explain JOB`: why a job is where it is, told as a short story, and what would help.
+//!
+//! Everything said here stands in the job's status, its pods or its events; this only puts it into words.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use stoke_api::condition::{self, ConditionType};
+use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
+use stoke_api::{Bytes, TrainJobStatus};
+
+use super::describe::ran;
+use super::{count, ending, nodes, top};
+use crate::clock;
+use crate::jobs::{self, JobView};
+use crate::terminal::{BOLD, DIM, mood, paint};
+
+/// Memory this near to the limit is worth a word.
+const NEAR_LIMIT: f64 = 0.9;
+
+pub fn job(view: &JobView, now: Timestamp) -> String {
+    let none = TrainJobStatus::default();
+    let status = view.job.status.as_ref().unwrap_or(&none);
+    let mut text = headline(view, status, now);
+    let story = story(view, status, now);
+    if !story.is_empty() {
+        let _ = writeln!(text, "\n{}", paint(BOLD, "What happened"));
+        for (at, line) in story {
+            let when = at.map_or_else(String::new, |at| format!("{} ago", clock::ago(at, now)));
+            let _ = writeln!(text, "  {} {line}", paint(DIM, format!("{when:>10}")));
+        }
+    }
+    let advice = advice(view, status, now);
+    if !advice.is_empty() {
+        let _ = writeln!(text, "\n{}", paint(BOLD, "What would help"));
+        for line in advice {
+            let _ = writeln!(text, "  - {line}");
+        }
+    }
+    text
+}
+
+fn headline(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> String {
+    let phase = format!("{:?}", status.phase);
+    let since = status
+        .phase_since
+        .as_ref()
+        .map(|time| clock::ago(time.0, now));
+    let state = match status.phase {
+        Phase::Queued => "waits in the queue",
+        Phase::Starting => "has its place and is starting",
+        Phase::Running => "runs",
+        Phase::Restarting => "is being stopped before its next attempt",
+        Phase::Suspended => "is suspended",
+        Phase::Complete => "ended well",
+        Phase::Failed => "failed",
+    };
+    let when = match (&since, status.phase.is_final()) {
+        (Some(since), false) => format!(", for {since} now"),
+        (Some(since), true) => format!(" {since} ago"),
+        (None, _) => String::new(),
+    };
+    let mut text = format!(
+        "{} {}{when}.\n",
+        paint(BOLD, view.job.name()),
+        paint(mood(&phase), state)
+    );
+    if view.job.status.is_none() {
+        text.push_str(
+            "Nobody has looked at it yet; that takes less than a second while the engine runs.\n",
+        );
+    }
+    let why = [status.reason.as_str(), status.message.as_str()];
+    let why: Vec<&str> = why.into_iter().filter(|part| !part.is_empty()).collect();
+    if !why.is_empty() {
+        let _ = writeln!(text, "{}", why.join(": "));
+    }
+    text
+}
+
+/// What happened, oldest first.
+fn story(
+    view: &JobView,
+    status: &TrainJobStatus,
+    now: Timestamp,
+) -> Vec<(Option<Timestamp>, String)> {
+    let mut story = vec![(
+        view.job
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map(|time| time.0),
+        format!("submitted: {}", super::describe::shape(&view.job)),
+    )];
+    for attempt in &status.attempts {
+        story.extend(attempt_story(attempt, now));
+    }
+    if let Some(next) = &status.next_attempt_at
+        && next.0 > now
+    {
+        story.push((
+            None,
+            format!("the next attempt starts in {}", clock::between(now, next.0)),
+        ));
+    }
+    story
+}
+
+fn attempt_story(attempt: &Attempt, now: Timestamp) -> Vec<(Option<Timestamp>, String)> {
+    let number = attempt.number;
+    let at = |time: &Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>| {
+        time.as_ref().map(|time| time.0)
+    };
+    let mut placed = format!("attempt {number} placed on {}", nodes(attempt));
+    if let Some(sizing) = &attempt.memory {
+        let _ = write!(
+            placed,
+            "; each worker may use {} of memory ({})",
+            sizing.limit, sizing.why
+        );
+    }
+    let mut lines = vec![(at(&attempt.placed_at), placed)];
+    if attempt.running_at.is_some() && attempt.outcome.is_none() {
+        lines.push((
+            at(&attempt.running_at),
+            format!("attempt {number}: all workers run"),
+        ));
+    }
+    let Some(outcome) = attempt.outcome else {
+        return lines;
+    };
+    let how = match outcome {
+        Outcome::Succeeded => "succeeded",
+        Outcome::Failed => "failed",
+        Outcome::Interrupted => "was interrupted, which counts as no failure",
+        Outcome::Suspended => "was suspended",
+    };
+    let mut ended = format!("attempt {number} {how} after {}", ran(attempt, now));
+    if let Some(end) = &attempt.exit {
+        let _ = write!(ended, ": {}", ending(end));
+    }
+    lines.push((at(&attempt.finished_at), ended));
+    lines
+}
+
+fn advice(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> Vec<String> {
+    let name = view.job.name();
+    let last = status.attempts.last();
+    let mut advice = match status.phase {
+        Phase::Complete | Phase::Running => Vec::new(),
+        Phase::Suspended => vec![format!("to let it go on: stoke resume {name}")],
+        Phase::Failed => after_failure(name, status, last),
+        Phase::Queued | Phase::Restarting | Phase::Starting => waiting(name, status, now),
+    };
+    if !status.phase.is_final() {
+        advice.extend(memory_at_risk(view, status));
+    }
+    advice
+}
+
+fn waiting(name: &str, status: &TrainJobStatus, now: Timestamp) -> Vec<String> {
+    let text = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+    match status.reason.as_str() {
+        "InsufficientCapacity" | "WaitingForQuota" => text(&[
+            "it starts by itself when there is room; who has it now: stoke top",
+            "make room: stoke suspend OTHER, or stoke delete OTHER",
+            "or ask for less: fewer workers, gpus, cpus or memory",
+        ]),
+        "NoMatchingNodes" => text(&[
+            "no node is large enough or has such GPUs, so waiting will not help; what there is: stoke get nodes -o wide",
+            "ask for less, or for other gpuTypes",
+            "to try a job's shape without GPUs: stoke up --gpus N gives simulated ones",
+        ]),
+        "WaitingForDataset" => text(&["see whether the dataset is there: stoke get datasets"]),
+        "BackingOff" => {
+            let next = status.next_attempt_at.as_ref().filter(|next| next.0 > now);
+            let mut lines = vec![match next {
+                Some(next) => format!(
+                    "it tries again by itself in {}",
+                    clock::between(now, next.0)
+                ),
+                None => "it tries again by itself".to_owned(),
+            }];
+            lines.push(format!(
+                "what the last attempt printed: stoke logs {name} --previous --tail 50"
+            ));
+            lines
+        }
+        "Misconfigured" | "ApplyFailed" => vec![format!(
+            "change what the message names and run it again: stoke run --replace FILE (the job as it is: stoke get job {name} -o yaml)"
+        )],
+        _ if status.phase == Phase::Starting => {
+            vec![format!("what its pods wait for: stoke describe {name}")]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn after_failure(name: &str, status: &TrainJobStatus, last: Option<&Attempt>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let end = last.and_then(|attempt| attempt.exit.as_ref());
+    if status.reason == "DeadlineExceeded" {
+        lines.push(
+            "it ran into its maxDuration: raise it, or write checkpoints and run it again"
+                .to_owned(),
+        );
+    } else if end.is_some_and(|end| end.reason == "OOMKilled") || status.reason == "OutOfMemory" {
+        lines.extend(more_memory(last));
+    } else if end.is_some_and(|end| end.reason == "Evicted") || status.reason == "Evicted" {
+        lines.push("it filled the disk: write less beside its checkpoints, or free space in the data directory (stoke doctor)".to_owned());
+    } else if let Some(Exit {
+        exit_code: Some(code),
+        ..
+    }) = end
+    {
+        lines.extend(about_code(*code));
+    }
+    if let Some(end) = end {
+        let attempt = last.map_or(1, |attempt| attempt.number);
+        lines.push(format!(
+            "what it printed last: stoke logs {name} --attempt {attempt} --rank {} --tail 50",
+            end.rank
+        ));
+    }
+    lines
+}
+
+fn more_memory(last: Option<&Attempt>) -> Vec<String> {
+    let limit = last
+        .and_then(|attempt| attempt.memory.as_ref())
+        .map(|sizing| sizing.limit);
+    let more = match limit {
+        Some(limit) => format!(
+            "give it more memory: {} was not enough, so try memory: {{limit: {}}}",
+            limit,
+            Bytes(limit.0.saturating_mul(2))
+        ),
+        None => "give it more memory: memory: {limit: ...}".to_owned(),
+    };
+    vec![
+        more,
+        "or use less: a smaller batch, fewer data-loading workers".to_owned(),
+    ]
+}
+
+/// Exit codes that mean the same everywhere.
+fn about_code(code: i32) -> Option<String> {
+    let text = match code {
+        126 => "126 means the command was found but may not be executed: check its permissions",
+        127 => {
+            "127 means the command was not found: check command and the PATH of the job (stoke run passes yours)"
+        }
+        134 => "134 means it aborted itself, often on a failed assertion in native code",
+        135 => {
+            "135 is a bus error: often /dev/shm is full; fewer data-loading workers need less of it"
+        }
+        137 => {
+            "137 means it was killed, but not for memory by the engine: look at the machine's own log (dmesg)"
+        }
+        139 => "139 is a segmentation fault in native code",
+        143 => "143 means it was asked to stop from outside",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+fn memory_at_risk(view: &JobView, status: &TrainJobStatus) -> Vec<String> {
+    let mut lines: Vec<String> = condition::get(&status.conditions, ConditionType::MemoryAtRisk)
+        .filter(|risk| risk.status == "True")
+        .map(|risk| risk.message.clone())
+        .into_iter()
+        .collect();
+    let near: Vec<u32> = view
+        .pods
+        .iter()
+        .filter(|pod| {
+            let usage = top::usage(pod);
+            let fullness = usage.memory.zip(usage.limit.filter(|limit| *limit > 0));
+            fullness.is_some_and(|(used, limit)| used as f64 / limit as f64 >= NEAR_LIMIT)
+        })
+        .filter_map(jobs::rank_of)
+        .collect();
+    if let [first, rest @ ..] = near.as_slice() {
+        let who = match rest.len() {
+            0 => format!("rank {first} is"),
+            more => format!("{} are", count(more as u32 + 1, "worker", "workers")),
+        };
+        lines.push(format!(
+            "{who} above {} of the memory limit and may be killed: watch it with stoke top",
+            top::percent(NEAR_LIMIT)
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::render::fixtures;
+    use serde_json::json;
+
+    fn told(job: stoke_api::TrainJob) -> String {
+        let text = super::job(&fixtures::view(job), fixtures::now());
+        anstream::adapter::strip_str(&text).to_string()
+    }
+
+    #[test]
+    fn a_job_that_waits() {
+        insta::assert_snapshot!(told(fixtures::queued()), @"
+        resnet50 waits in the queue, for 9m59s now.
+        InsufficientCapacity: needs 8 GPUs; node-a has 2 of 8 free
+
+        What happened
+             10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all
+
+        What would help
+          - it starts by itself when there is room; who has it now: stoke top
+          - make room: stoke suspend OTHER, or stoke delete OTHER
+          - or ask for less: fewer workers, gpus, cpus or memory
+        ");
+    }
+
+    #[test]
+    fn a_job_that_runs_again_near_its_limit() {
+        insta::assert_snapshot!(told(fixtures::running()), @"
+        resnet50 runs, for 3m now.
+        WorkersRunning: 2 of 2 workers run
+
+        What happened
+             10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all
+           9m59s ago attempt 1 placed on node-a; each worker may use 8Gi of memory (a quarter of the node's memory)
+           4m55s ago attempt 1 failed after 5m: it used 8Gi of its limit 8Gi
+            3m2s ago attempt 2 placed on node-a; each worker may use 8Gi of memory (a quarter of the node's memory)
+              3m ago attempt 2: all workers run
+
+        What would help
+          - rank 1 is above 90% of the memory limit and may be killed: watch it with stoke top
+        ");
+    }
+
+    #[test]
+    fn a_job_that_ran_out_of_memory() {
+        insta::assert_snapshot!(told(fixtures::failed()), @"
+        resnet50 failed 4m54s ago.
+        RetriesExhausted: 1 attempt failed and no retry is left
+
+        What happened
+             10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all
+           9m59s ago attempt 1 placed on node-a; each worker may use 8Gi of memory (as the job says)
+           4m55s ago attempt 1 failed after 5m: it used 8Gi of its limit 8Gi
+
+        What would help
+          - give it more memory: 8Gi was not enough, so try memory: {limit: 16Gi}
+          - or use less: a smaller batch, fewer data-loading workers
+          - what it printed last: stoke logs resnet50 --attempt 1 --rank 1 --tail 50
+        ");
+    }
+
+    #[test]
+    fn a_job_that_nobody_has_looked_at() {
+        let mut fresh = fixtures::queued();
+        fresh.status = None;
+        insta::assert_snapshot!(told(fresh), @"
+        resnet50 waits in the queue.
+        Nobody has looked at it yet; that takes less than a second while the engine runs.
+
+        What happened
+             10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all
+        ");
+    }
+
+    #[test]
+    fn every_waiting_reason_has_advice() {
+        for reason in [
+            "InsufficientCapacity",
+            "NoMatchingNodes",
+            "WaitingForQuota",
+            "WaitingForDataset",
+            "BackingOff",
+            "Misconfigured",
+            "ApplyFailed",
+        ] {
+            let text = told(fixtures::job(
+                json!({"phase": "Queued", "reason": reason, "message": "m"}),
+            ));
+            assert!(text.contains("What would help"), "{reason}: {text}");
+        }
+    }
+}

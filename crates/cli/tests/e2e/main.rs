@@ -1,0 +1,10 @@
+//! End to end: the real binary, real processes, the real kubectl. Every test has an engine of its own.
+
+mod bad_input;
+mod crash;
+mod examples;
+mod following;
+mod gang;
+mod kubectl;
+mod memory;
+mod support;
