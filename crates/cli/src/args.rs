@@ -34,7 +34,14 @@ Exit codes:
 stdout is data, stderr is talk. NO_COLOR and STOKE_LOG (error, warn, info, debug) are honoured.";
 
 #[derive(Debug, Parser)]
-#[command(name = "stoke", version, about = ABOUT, after_help = EXAMPLES, max_term_width = 110)]
+#[command(
+    name = "stoke",
+    version,
+    about = ABOUT,
+    after_help = EXAMPLES,
+    max_term_width = 110,
+    arg_required_else_help = true
+)]
 pub struct Args {
     #[command(flatten)]
     pub world: WorldArgs,

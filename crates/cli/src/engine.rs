@@ -3,14 +3,15 @@
 //! This is the only place that knows them all. Invariant: they meet only at the API. The node and the controllers get a
 //! client, the server gets a way to read logs, and nobody gets anybody else.
 
+pub mod log;
 mod logs;
 mod ready;
 pub mod shims;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -42,6 +43,8 @@ pub struct EngineOptions {
     /// Where to serve, best first.
     pub listen: Vec<Wish>,
     pub simulated_gpus: u32,
+    /// Where to log; `None` is stderr.
+    pub log: Option<PathBuf>,
 }
 
 /// Runs an engine until it is told to stop; `ready` is called once it serves. The claim is held until the end.
@@ -50,7 +53,7 @@ pub fn run(
     claim: Claim,
     ready: impl FnOnce(&EngineRecord),
 ) -> anyhow::Result<()> {
-    log_to_stderr();
+    start_log(options.log.as_deref())?;
     // Work here is short and mostly waiting; a thread per core of a large machine would only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -64,16 +67,27 @@ pub fn run(
 }
 
 /// `STOKE_LOG` chooses how much, as `RUST_LOG` does elsewhere.
-fn log_to_stderr() {
+fn start_log(path: Option<&Path>) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("STOKE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,stoke=info"));
-    // A second subscriber is refused; then the first one has it.
-    let _ = tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(crate::terminal::stderr_is_terminal())
-        .with_target(false)
-        .try_init();
+        .with_target(false);
+    // A second subscriber is refused; then the first one has it.
+    let _ = match path {
+        None => log
+            .with_writer(io::stderr)
+            .with_ansi(crate::terminal::stderr_is_terminal())
+            .try_init(),
+        Some(path) => {
+            let file = log::EngineLog::open(path)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            log.with_writer(Mutex::new(file))
+                .with_ansi(false)
+                .try_init()
+        }
+    };
+    Ok(())
 }
 
 async fn serve(options: EngineOptions, ready: impl FnOnce(&EngineRecord)) -> anyhow::Result<()> {

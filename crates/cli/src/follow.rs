@@ -28,6 +28,8 @@ use crate::session::Session;
 const WAITING_MAX: usize = 1024;
 /// How long a follower waits for an engine that is away. A restart takes a second; this is for someone who looks first.
 const AWAY_MAX: Duration = Duration::from_secs(120);
+/// A restart that is quicker than this is nobody's concern.
+const AWAY_TOLD: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(200);
 /// How long the last lines may take to come once the job is over.
 const LAST_LINES: Duration = Duration::from_secs(10);
@@ -79,10 +81,17 @@ struct Follower {
     logs: JoinSet<()>,
     /// Pods whose lines are being read or have been.
     read: HashSet<String>,
-    away_since: Option<Instant>,
+    away: Option<Away>,
     /// The attempt there was when we came; those before it are the past, which `--previous` and `--attempt` tell of.
     first_attempt: u32,
     is_first_list: bool,
+}
+
+/// The engine has not answered since then.
+#[derive(Debug, Clone, Copy)]
+struct Away {
+    since: Instant,
+    is_told: bool,
 }
 
 /// What made a watch end.
@@ -109,7 +118,7 @@ impl Follower {
             first_attempt,
             logs: JoinSet::new(),
             read: HashSet::new(),
-            away_since: None,
+            away: None,
             is_first_list: true,
         }
     }
@@ -129,17 +138,21 @@ impl Follower {
                 End::Unheard => return Happening::Gone,
                 End::Again => {}
             }
-            if self.away_since.is_none() {
-                self.away_since = Some(Instant::now());
+            let away = *self.away.get_or_insert(Away {
+                since: Instant::now(),
+                is_told: false,
+            });
+            if away.since.elapsed() > AWAY_MAX {
+                return Happening::Lost;
+            }
+            if !away.is_told && away.since.elapsed() > AWAY_TOLD {
+                self.away = Some(Away {
+                    is_told: true,
+                    ..away
+                });
                 if self.tell(Happening::Away).await.is_err() {
                     return Happening::Gone;
                 }
-            }
-            if self
-                .away_since
-                .is_some_and(|since| since.elapsed() > AWAY_MAX)
-            {
-                return Happening::Lost;
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -207,9 +220,9 @@ impl Follower {
     }
 
     async fn back(&mut self) -> Result<(), ()> {
-        match self.away_since.take() {
-            Some(_) => self.tell(Happening::Back).await,
-            None => Ok(()),
+        match self.away.take() {
+            Some(Away { is_told: true, .. }) => self.tell(Happening::Back).await,
+            _ => Ok(()),
         }
     }
 

@@ -60,6 +60,7 @@ pub fn run(args: Args, session: &Session) -> anyhow::Result<ExitCode> {
         data_dir: data_dir.clone(),
         listen: listen::wishes(args.listen, data_dir.record().as_ref()),
         simulated_gpus: args.gpus,
+        log: args.behind.then(|| data_dir.log()),
     };
     if args.behind {
         background::leave_terminal()?;

@@ -10,7 +10,7 @@ use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
 use stoke_api::{Bytes, TrainJobStatus};
 
 use super::describe::ran;
-use super::{count, ending, nodes, top};
+use super::{count, ending, exit, nodes, top};
 use crate::clock;
 use crate::jobs::{self, JobView};
 use crate::terminal::{BOLD, DIM, mood, paint};
@@ -93,7 +93,7 @@ fn story(
         format!("submitted: {}", super::describe::shape(&view.job)),
     )];
     for attempt in &status.attempts {
-        story.extend(attempt_story(attempt, now));
+        story.extend(attempt_story(attempt, &status.message, now));
     }
     if let Some(next) = &status.next_attempt_at
         && next.0 > now
@@ -106,7 +106,12 @@ fn story(
     story
 }
 
-fn attempt_story(attempt: &Attempt, now: Timestamp) -> Vec<(Option<Timestamp>, String)> {
+/// `told` is the sentence that stands above already; what it says of an end is not said again.
+fn attempt_story(
+    attempt: &Attempt,
+    told: &str,
+    now: Timestamp,
+) -> Vec<(Option<Timestamp>, String)> {
     let number = attempt.number;
     let at = |time: &Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>| {
         time.as_ref().map(|time| time.0)
@@ -137,7 +142,12 @@ fn attempt_story(attempt: &Attempt, now: Timestamp) -> Vec<(Option<Timestamp>, S
     };
     let mut ended = format!("attempt {number} {how} after {}", ran(attempt, now));
     if let Some(end) = &attempt.exit {
-        let _ = write!(ended, ": {}", ending(end));
+        let ending = if told.contains(&ending(end)) {
+            exit(end)
+        } else {
+            ending(end)
+        };
+        let _ = write!(ended, ": {ending}");
     }
     lines.push((at(&attempt.finished_at), ended));
     lines

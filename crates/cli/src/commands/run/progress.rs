@@ -29,7 +29,7 @@ impl Progress {
     pub fn new() -> Self {
         let spinner = if terminal::stderr_is_terminal() {
             ProgressBar::new_spinner().with_style(
-                ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
+                ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}")
                     .unwrap_or_else(|_| ProgressStyle::default_spinner()),
             )
         } else {

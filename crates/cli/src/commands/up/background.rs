@@ -1,8 +1,6 @@
 //! An engine in the background: started as a process of its own, waited for until it is ready.
 
-use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -10,10 +8,9 @@ use anyhow::Context;
 
 use super::Args;
 use crate::data_dir::{DataDir, EngineRecord};
+use crate::engine::log::append;
 use crate::failure::{Exit, Failure};
 
-/// The engine's log is put aside when it is larger than this, at the next start.
-const LOG_BYTES_MAX: u64 = 10 << 20;
 /// Of the end of a log, as much as helps.
 const TAIL_BYTES: u64 = 4 << 10;
 const READY: &str = "ready\n";
@@ -21,7 +18,7 @@ const READY: &str = "ready\n";
 /// Starts it and returns when it serves.
 pub fn start(data_dir: &DataDir, args: &Args) -> anyhow::Result<EngineRecord> {
     let path = data_dir.log();
-    let log = open_log(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let log = append(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let begun = log.metadata().map(|file| file.len()).unwrap_or_default();
     let exe = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(exe);
@@ -55,17 +52,6 @@ pub fn start(data_dir: &DataDir, args: &Args) -> anyhow::Result<EngineRecord> {
     data_dir
         .record()
         .context("the engine is ready but has not said where")
-}
-
-fn open_log(path: &Path) -> io::Result<std::fs::File> {
-    if path.metadata().is_ok_and(|file| file.len() > LOG_BYTES_MAX) {
-        std::fs::rename(path, path.with_extension("log.1"))?;
-    }
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(path)
 }
 
 fn died(log: &Path, begun: u64, status: std::process::ExitStatus) -> Failure {
