@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::resources::{self, Granted};
-use crate::shim::protocol::{ShimStatus, reason};
+use crate::shim::protocol::{SHUTDOWN, ShimStatus, reason};
 
 /// How the node decided that a pod must end, whatever its processes say.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,8 @@ pub enum Fate {
     DeadlineExceeded,
     /// What became of it cannot be found out.
     Lost { message: String },
+    /// The node went down before the pod's work was over.
+    NodeShutdown,
 }
 
 impl Fate {
@@ -39,6 +41,7 @@ impl Fate {
             Self::Evicted { .. } => "Evicted",
             Self::DeadlineExceeded => "DeadlineExceeded",
             Self::Lost { .. } => reason::CONTAINER_STATUS_UNKNOWN,
+            Self::NodeShutdown => "Terminated",
         }
     }
 
@@ -50,6 +53,9 @@ impl Fate {
             }
             Self::DeadlineExceeded => {
                 "Pod was active on the node longer than the specified deadline"
+            }
+            Self::NodeShutdown => {
+                "The node was shut down and stopped the pod before its work was over"
             }
         }
     }
@@ -141,6 +147,10 @@ pub(crate) fn time(at: Timestamp) -> Time {
 
 /// The status to write.
 pub(crate) fn pod_status(observed: &Observed<'_>) -> PodStatus {
+    let observed = &Observed {
+        fate: observed.fate.or_else(|| observed.shim.and_then(shut_down)),
+        ..observed.clone()
+    };
     let phase = phase(observed);
     let generation = observed.pod.metadata.generation;
     let mut status = PodStatus {
@@ -171,6 +181,13 @@ pub(crate) fn pod_status(observed: &Observed<'_>) -> PodStatus {
     }
     status.conditions = Some(conditions::conditions(observed, phase, &status));
     status
+}
+
+/// The fate of a pod that was stopped with its node. Nobody decides it while the pod runs: the engine may be gone before the
+/// shims are told, so what the shim wrote down has to be enough.
+fn shut_down(shim: &ShimStatus) -> Option<&'static Fate> {
+    let stopped = shim.cut_short && shim.stop_reason.as_deref() == Some(SHUTDOWN);
+    stopped.then_some(&Fate::NodeShutdown)
 }
 
 fn phase(observed: &Observed<'_>) -> Phase {

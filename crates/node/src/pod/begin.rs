@@ -263,6 +263,7 @@ mod tests {
             pid: 1,
             finished: true,
             stop_reason: None,
+            cut_short: false,
             init: named(init),
             containers: named(containers),
         }

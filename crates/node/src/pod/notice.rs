@@ -89,6 +89,7 @@ mod tests {
             pid: 1,
             finished: false,
             stop_reason: None,
+            cut_short: false,
             init: vec![],
             containers: vec![container],
         }

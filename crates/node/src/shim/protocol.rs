@@ -27,6 +27,9 @@ pub mod reason {
     pub const START_ERROR: &str = "StartError";
 }
 
+/// What a `Stop` gives as its reason when the whole node goes down.
+pub const SHUTDOWN: &str = "Shutdown";
+
 /// All that a shim needs to run one pod. Written to `shim.json` before the shim starts, never changed afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -156,6 +159,10 @@ pub struct ShimStatus {
     /// Why the pod was stopped, as the first `Stop` said.
     #[serde(default)]
     pub stop_reason: Option<String>,
+    /// That first `Stop` came before the pod's work was over. Exit codes do not tell: a process may well answer the stop
+    /// signal with 0.
+    #[serde(default)]
+    pub cut_short: bool,
     #[serde(default)]
     pub init: Vec<ContainerStatus>,
     pub containers: Vec<ContainerStatus>,

@@ -181,6 +181,13 @@ impl Run {
         self.ended.is_some()
     }
 
+    /// How the main process ended, if it has.
+    pub(super) fn has_failed(&self) -> Option<bool> {
+        self.ended
+            .as_ref()
+            .map(|ended| ended.status.exit_status() != Some(0))
+    }
+
     /// The main process has ended. All others of the container go with it, as they do in a pid namespace.
     pub(super) fn main_ended(&mut self, status: WaitStatus, now: Instant) {
         self.ended = Some(Ended {

@@ -73,6 +73,17 @@ struct Slot {
     restart_wanted: bool,
 }
 
+impl Slot {
+    /// Whether a run that ended is followed by another.
+    fn runs_again(&self, policy: RestartPolicy, failed: bool) -> bool {
+        match policy {
+            RestartPolicy::Never => false,
+            RestartPolicy::OnFailure => failed || self.restart_wanted,
+            RestartPolicy::Always => failed || self.restart_wanted || !self.is_init,
+        }
+    }
+}
+
 enum Phase {
     /// Not its turn yet.
     Idle,
@@ -91,6 +102,8 @@ pub(super) struct Supervisor {
     execs: Vec<ExecRun>,
     exec_number: u64,
     stop_reason: Option<String>,
+    /// Something was left to be run when the first `Stop` came.
+    cut_short: bool,
     /// No container is started any more.
     stopping: bool,
     finished: bool,
@@ -148,6 +161,7 @@ impl Supervisor {
             execs: Vec::new(),
             exec_number: 0,
             stop_reason: None,
+            cut_short: false,
             stopping: false,
             finished: false,
             written: None,
@@ -185,9 +199,7 @@ impl Supervisor {
     fn take(&mut self, event: Event) {
         match event {
             Event::Child(collected) => {
-                while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-                    self.child_ended(pid.as_raw_pid() as u32, status);
-                }
+                self.collect_children();
                 let _ = collected.send(());
             }
             Event::Handshake { id, at, handshake } => {
@@ -211,6 +223,25 @@ impl Supervisor {
             }
             Event::Look => {}
         }
+    }
+
+    fn collect_children(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            self.child_ended(pid.as_raw_pid() as u32, status);
+        }
+    }
+
+    /// Whether something of the pod runs, or would still be started if nobody stopped it.
+    fn has_work_left(&self) -> bool {
+        let policy = self.spec.restart_policy;
+        !self.finished
+            && self.slots.iter().any(|slot| match &slot.phase {
+                Phase::Idle | Phase::Backoff { .. } => true,
+                Phase::Active(run) => run
+                    .has_failed()
+                    .is_none_or(|failed| slot.runs_again(policy, failed)),
+                Phase::Done(_) => false,
+            })
     }
 
     fn child_ended(&mut self, pid: u32, status: WaitStatus) {
@@ -273,12 +304,7 @@ impl Supervisor {
     fn ended(&mut self, index: usize, exit: Exit, now: Instant) {
         let policy = self.spec.restart_policy;
         let slot = &mut self.slots[index];
-        let failed = exit.exit_code != 0;
-        let again = match policy {
-            RestartPolicy::Never => false,
-            RestartPolicy::OnFailure => failed || slot.restart_wanted,
-            RestartPolicy::Always => failed || slot.restart_wanted || !slot.is_init,
-        };
+        let again = slot.runs_again(policy, exit.exit_code != 0);
         slot.restart_wanted = false;
         if !again || self.stopping {
             slot.phase = Phase::Done(exit);

@@ -199,9 +199,9 @@ fn resize(resize: &Resize) -> Verdict {
 
 fn disruption(fate: &Fate) -> Option<Verdict> {
     match fate {
-        Fate::Evicted { message } => Some(Verdict {
+        Fate::Evicted { .. } | Fate::NodeShutdown => Some(Verdict {
             reason: Some("TerminationByKubelet"),
-            message: Some(message.clone()),
+            message: Some(fate.message().to_owned()),
             ..Verdict::yes("DisruptionTarget")
         }),
         Fate::Rejected { .. } | Fate::DeadlineExceeded | Fate::Lost { .. } => None,

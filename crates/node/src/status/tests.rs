@@ -68,6 +68,7 @@ fn shim(
         pid: 7,
         finished,
         stop_reason: None,
+        cut_short: false,
         init,
         containers,
     }
@@ -305,6 +306,37 @@ fn a_restarted_container_shows_how_it_ended_before() {
       }
     ]
     "#);
+}
+
+#[test]
+fn a_pod_stopped_with_its_node_ends_as_terminated_unless_it_had_ended_before() {
+    let pod = one("Never");
+    let stopped = |main: ContainerStatus, cut_short, finished| {
+        let status = ShimStatus {
+            stop_reason: Some(protocol::SHUTDOWN.to_owned()),
+            cut_short,
+            ..shim(vec![], vec![main], finished)
+        };
+        Case::with(&pod, status).line()
+    };
+    let lines = [
+        stopped(running("main"), true, false),
+        stopped(ended("main", 143, "Error"), true, true),
+        stopped(ended("main", 0, "Completed"), true, true),
+        stopped(ended("main", 137, "ContainerStatusUnknown"), true, true),
+        stopped(waiting("main", "ContainerCreating"), true, true),
+        stopped(ended("main", 0, "Completed"), false, true),
+        stopped(ended("main", 1, "Error"), false, true),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    Running; main: running started ready; PodReadyToStartContainers=True; Initialized=True; Ready=True; ContainersReady=True; PodScheduled=True; DisruptionTarget=True(TerminationByKubelet)
+    Failed; Terminated; main: ended 143 Error; PodReadyToStartContainers=False; Initialized=True; Ready=False(PodFailed); ContainersReady=False(PodFailed); PodScheduled=True; DisruptionTarget=True(TerminationByKubelet)
+    Failed; Terminated; main: ended 0 Completed; PodReadyToStartContainers=False; Initialized=True; Ready=False(PodFailed); ContainersReady=False(PodFailed); PodScheduled=True; DisruptionTarget=True(TerminationByKubelet)
+    Failed; Terminated; main: ended 137 ContainerStatusUnknown; PodReadyToStartContainers=False; Initialized=True; Ready=False(PodFailed); ContainersReady=False(PodFailed); PodScheduled=True; DisruptionTarget=True(TerminationByKubelet)
+    Failed; Terminated; main: waiting ContainerCreating; PodReadyToStartContainers=False; Initialized=True; Ready=False(PodFailed); ContainersReady=False(PodFailed); PodScheduled=True; DisruptionTarget=True(TerminationByKubelet)
+    Succeeded; main: ended 0 Completed; PodReadyToStartContainers=False; Initialized=True(PodCompleted); Ready=False(PodCompleted); ContainersReady=False(PodCompleted); PodScheduled=True
+    Failed; main: ended 1 Error; PodReadyToStartContainers=False; Initialized=True; Ready=False(PodFailed); ContainersReady=False(PodFailed); PodScheduled=True
+    ");
 }
 
 #[test]

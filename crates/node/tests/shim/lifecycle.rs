@@ -206,6 +206,7 @@ fn stop_stubborn(pod: Pod) -> Outcome {
     let exit = exit_in(&status, "main");
     assert_eq!((exit.exit_code, exit.reason.as_str()), (137, "Error"));
     assert_eq!(status.stop_reason.as_deref(), Some("Test"));
+    assert!(status.cut_short, "it had not ended by itself");
     assert!(
         !pids.iter().any(|pid| is_alive(*pid)),
         "nobody is left when the shim says finished"

@@ -70,8 +70,13 @@ impl Supervisor {
     }
 
     fn stop(&mut self, grace: Duration, reason: String, now: Instant) {
+        if self.stop_reason.is_none() {
+            // What ended by itself just now was not stopped by us.
+            self.collect_children();
+            self.cut_short = self.has_work_left();
+            self.stop_reason = Some(reason);
+        }
         self.stopping = true;
-        self.stop_reason.get_or_insert(reason);
         let kill_at = now + grace.min(GRACE_MAX);
         for slot in &mut self.slots {
             match &mut slot.phase {

@@ -68,6 +68,7 @@ impl Supervisor {
             pid: std::process::id(),
             finished: self.finished,
             stop_reason: self.stop_reason.clone(),
+            cut_short: self.cut_short,
             init: of(true),
             containers: of(false),
         }
