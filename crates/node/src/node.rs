@@ -164,8 +164,7 @@ fn secrets_dir(data_dir: &Path) -> Option<PathBuf> {
         .is_root()
         .then(|| PathBuf::from("/run"));
     let dir = own.into_iter().chain(root).find(|dir| is_in_memory(dir))?;
-    let dir = dir.join("stokehold").join(engine_id(data_dir));
-    pod_dir::private_dir(&dir).is_ok().then_some(dir)
+    Some(dir.join("stokehold").join(engine_id(data_dir)))
 }
 
 fn is_in_memory(dir: &Path) -> bool {

@@ -54,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) facts: NodeFacts,
     pub(crate) cgroups: Cgroups,
     pub(crate) pods_dir: PathBuf,
+    /// A directory in memory for secret volumes of all pods, where the machine has one.
     pub(crate) secrets_dir: Option<PathBuf>,
     pub(crate) stoke_exe: PathBuf,
     pub(crate) events: Recorder,
@@ -71,7 +72,7 @@ impl Shared {
     }
 
     pub(crate) fn pod_dir(&self, uid: &str) -> PodDir {
-        PodDir::new(&self.pods_dir, self.secrets_dir.as_deref(), uid)
+        PodDir::new(&self.pods_dir, uid)
     }
 
     fn release(&self, uid: &str) {

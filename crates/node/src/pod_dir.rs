@@ -56,6 +56,9 @@ pub(crate) struct Record {
     /// How the pod must end, once that is decided.
     #[serde(default)]
     pub(crate) fate: Option<Fate>,
+    /// Where in memory its secret volumes are. Written down because the next engine may be given another such directory.
+    #[serde(default)]
+    pub(crate) secrets: Option<PathBuf>,
 }
 
 /// A pod's directory.
@@ -66,12 +69,16 @@ pub(crate) struct PodDir {
 }
 
 impl PodDir {
-    /// `secrets` is a directory in memory for secret volumes of all pods, where the machine has one.
-    pub(crate) fn new(pods: &Path, secrets: Option<&Path>, uid: &str) -> Self {
+    pub(crate) fn new(pods: &Path, uid: &str) -> Self {
         Self {
             root: pods.join(uid),
-            secrets: secrets.map(|dir| dir.join(uid)),
+            secrets: None,
         }
+    }
+
+    /// Where in memory the pod's secret volumes are from now on; `None` for below its own directory.
+    pub(crate) fn keep_secrets_in(&mut self, secrets: Option<PathBuf>) {
+        self.secrets = secrets;
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -103,17 +110,8 @@ impl PodDir {
 
     /// Makes the directories, readable by the engine's user only: environment and secrets lie below.
     pub(crate) fn create(&self) -> Result<(), PodDirError> {
-        for dir in [
-            Some(self.root.join("volumes")),
-            Some(self.root.join("etc")),
-            self.secrets.clone(),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            private_dir(&dir)?;
-        }
-        Ok(())
+        private_dir(&self.root.join("volumes"))?;
+        private_dir(&self.root.join("etc"))
     }
 
     pub(crate) fn write_pod(&self, pod: &Pod) -> Result<(), PodDirError> {
@@ -239,7 +237,12 @@ mod tests {
     #[test]
     fn remembers_and_forgets() {
         let root = tempfile::tempdir().expect("a directory");
-        let dir = PodDir::new(root.path(), Some(&root.path().join("memory")), "u-1");
+        let mut dir = PodDir::new(root.path(), "u-1");
+        assert_eq!(dir.secret_volume("s"), dir.volume("s"));
+        let secrets = root.path().join("memory/u-1");
+        private_dir(&secrets).expect("made");
+        dir.keep_secrets_in(Some(secrets.clone()));
+        assert_eq!(dir.secret_volume("s"), secrets.join("s"));
         assert_eq!(dir.read_record().expect("readable"), None);
         dir.create().expect("made");
         let record = Record {
@@ -248,6 +251,7 @@ mod tests {
             gpus: vec!["SIM-0".to_owned()],
             granted: Granted::new(),
             fate: Some(Fate::DeadlineExceeded),
+            secrets: Some(secrets.clone()),
         };
         dir.write_record(&record).expect("written");
         assert_eq!(dir.read_record().expect("readable"), Some(record.clone()));
@@ -272,5 +276,6 @@ mod tests {
         dir.remove().expect("removed");
         dir.remove().expect("twice is fine");
         assert!(!dir.path().exists());
+        assert!(!secrets.exists());
     }
 }

@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn measures_volumes_and_logs() {
         let root = tempfile::tempdir().expect("a directory");
-        let dir = PodDir::new(root.path(), None, "u-1");
+        let dir = PodDir::new(root.path(), "u-1");
         let deep = dir.volume("tmp").join("a/b");
         fs::create_dir_all(&deep).expect("made");
         fs::write(deep.join("file"), vec![1; 1 << 20]).expect("written");

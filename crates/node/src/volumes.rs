@@ -329,8 +329,16 @@ fn memory_size(pod: &Pod, node: &NodeFacts, asked: Option<u64>) -> Option<u64> {
     }
 }
 
-/// Where a volume of files lives: in memory for anything that may hold a secret.
-fn files_dir(volume: &Volume, dir: &PodDir) -> PathBuf {
+/// Whether any volume of the pod holds files of a secret.
+pub(crate) fn has_secrets(pod: &Pod) -> bool {
+    let mut volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.any(holds_secret)
+}
+
+fn holds_secret(volume: &Volume) -> bool {
     let projects_secret = |sources: &Vec<k8s_openapi::api::core::v1::VolumeProjection>| {
         sources.iter().any(|source| source.secret.is_some())
     };
@@ -338,7 +346,12 @@ fn files_dir(volume: &Volume, dir: &PodDir) -> PathBuf {
         .projected
         .as_ref()
         .and_then(|projected| projected.sources.as_ref());
-    if volume.secret.is_some() || projected.is_some_and(projects_secret) {
+    volume.secret.is_some() || projected.is_some_and(projects_secret)
+}
+
+/// Where a volume of files lives: in memory, if there is some, for anything that may hold a secret.
+fn files_dir(volume: &Volume, dir: &PodDir) -> PathBuf {
+    if holds_secret(volume) {
         dir.secret_volume(&volume.name)
     } else {
         dir.volume(&volume.name)
@@ -464,7 +477,7 @@ mod tests {
                 {"name": "c", "command": ["x"], "volumeMounts": mounts, "resources": {"limits": {"memory": "1Gi"}}},
             ]},
         }));
-        let dir = PodDir::new(root, None, "u-1");
+        let dir = PodDir::new(root, "u-1");
         dir.create()?;
         let prepared = prepare(Ingredients {
             pod: &pod,

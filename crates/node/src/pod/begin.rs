@@ -48,6 +48,7 @@ impl Worker {
     /// A pod the node accepted before: its decisions stand.
     fn take_over(&mut self, record: Record) {
         self.fate.clone_from(&record.fate);
+        self.dir.keep_secrets_in(record.secrets.clone());
         self.record = Some(record);
         self.health = recorded_health(&self.pod);
         // A resize may have been granted and not yet put in force; supervising finds out.
@@ -65,6 +66,7 @@ impl Worker {
             gpus: chosen_gpus(&self.pod).unwrap_or_default(),
             granted: resources::asked(&self.pod),
             fate: None,
+            secrets: self.own_secrets_dir().filter(|dir| dir.is_dir()),
         }
     }
 
@@ -137,6 +139,7 @@ impl Worker {
                     gpus: gpus.iter().map(|gpu| gpu.id.clone()).collect(),
                     granted,
                     fate: None,
+                    secrets: None,
                 });
                 self.gpus = gpus;
                 Next::Start

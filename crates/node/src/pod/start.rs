@@ -3,6 +3,7 @@
 //! This is the path a person waits for, so it polls nothing and writes nothing to the API unless something is missing.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::future::try_join_all;
@@ -13,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Backoff, Next, Worker};
 use crate::causes::chain;
-use crate::pod_dir::PodDirError;
+use crate::pod_dir::{self, PodDirError};
 use crate::shim::{self, Life, SpawnError};
 use crate::spec::{self, Sources, SpecError};
 use crate::status::Hold;
@@ -144,6 +145,7 @@ impl Worker {
             return Err(SpecError::Unsupported(what).into());
         }
         self.dir.create()?;
+        self.choose_secrets_dir();
         self.dir.write_pod(&self.pod)?;
         if let Some(record) = &self.record {
             self.dir.write_record(record)?;
@@ -184,6 +186,37 @@ impl Worker {
                 is_final: false,
             })
         })
+    }
+
+    /// Finds a place in memory for the pod's secret volumes, if it has any. Memory can be taken away (logging out removes the
+    /// user's runtime directory); then they go where all its volumes are, which only the engine's user can read either.
+    fn choose_secrets_dir(&mut self) {
+        if !volumes::has_secrets(&self.pod) {
+            return;
+        }
+        let before = self
+            .record
+            .as_ref()
+            .and_then(|record| record.secrets.clone());
+        let chosen = before
+            .into_iter()
+            .chain(self.own_secrets_dir())
+            .find(|dir| pod_dir::private_dir(dir).is_ok());
+        if chosen.is_none() {
+            tracing::debug!(
+                pod = self.pod.name_any(),
+                "no place in memory for a pod's secrets; they go to its own directory"
+            );
+        }
+        self.dir.keep_secrets_in(chosen.clone());
+        if let Some(record) = &mut self.record {
+            record.secrets = chosen;
+        }
+    }
+
+    /// Where in memory the secret volumes of a pod go that has none yet.
+    pub(super) fn own_secrets_dir(&self) -> Option<PathBuf> {
+        Some(self.shared.secrets_dir.as_ref()?.join(&self.uid))
     }
 
     /// Where the pod's claims are; those that are not bound within a moment are left out.
