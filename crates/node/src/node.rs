@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -28,6 +29,9 @@ use crate::resources;
 use crate::shim::{self, Capabilities, Life, MountMethod};
 use crate::spec::NodeFacts;
 use crate::volumes::claims::{Bound, Provisioner};
+
+/// How long a pod whose task broke is left alone, so that one that breaks every time costs little.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Why a node cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -229,8 +233,16 @@ struct Pods {
     shared: Arc<Shared>,
     /// Found at the start and not yet seen in the API.
     found: Found,
-    tasks: BTreeMap<String, watch::Sender<Intent>>,
+    tasks: BTreeMap<String, Task>,
+    /// Give back the uid of their pod.
     workers: JoinSet<String>,
+}
+
+/// The task of one pod.
+struct Task {
+    id: tokio::task::Id,
+    pod: Arc<Pod>,
+    intent: watch::Sender<Intent>,
 }
 
 impl Pods {
@@ -248,9 +260,12 @@ impl Pods {
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
-                Some(ended) = self.workers.join_next() => match ended {
-                    Ok(uid) => drop(self.tasks.remove(&uid)),
-                    Err(error) => tracing::error!(%error, "a pod's task broke; the pod is taken up again when it changes"),
+                Some(ended) = self.workers.join_next_with_id() => match ended {
+                    Ok((id, uid)) => self.ended(id, &uid),
+                    Err(error) => {
+                        tracing::error!(%error, "a pod's task broke; the pod is taken up again");
+                        self.take_up_again(error.id());
+                    }
                 },
                 event = stream.next() => match event.ok_or(NodeError::WatchEnded)? {
                     Err(error) => tracing::debug!(%error, "the watch on pods was interrupted"),
@@ -273,16 +288,37 @@ impl Pods {
         let Some(uid) = pod.uid() else { return };
         self.found.remove(&uid);
         let pod = Arc::new(pod);
-        match self.tasks.get(&uid) {
-            Some(task) if !task.is_closed() => drop(task.send(Intent::Wanted(pod))),
-            _ => self.spawn(uid, pod.clone(), Intent::Wanted(pod)),
+        match self.tasks.get_mut(&uid) {
+            Some(task) if !task.intent.is_closed() => {
+                task.pod = pod.clone();
+                // It may be ending; then it no longer matters.
+                let _ = task.intent.send(Intent::Wanted(pod));
+            }
+            _ => self.spawn(uid, pod.clone(), Intent::Wanted(pod), Duration::ZERO),
+        }
+    }
+
+    /// Forgets a task that has ended, unless its pod has a new one by now.
+    fn ended(&mut self, id: tokio::task::Id, uid: &str) {
+        if self.tasks.get(uid).is_some_and(|task| task.id == id) {
+            self.tasks.remove(uid);
+        }
+    }
+
+    /// A new task for the pod of one that broke, unless it has one by now.
+    fn take_up_again(&mut self, broken: tokio::task::Id) {
+        let found = self.tasks.iter().find(|(_, task)| task.id == broken);
+        if let Some((uid, task)) = found {
+            let intent = task.intent.borrow().clone();
+            let (uid, pod) = (uid.clone(), task.pod.clone());
+            self.spawn(uid, pod, intent, AGAIN_AFTER);
         }
     }
 
     fn gone(&mut self, uid: &str) {
         if let Some(task) = self.tasks.get(uid) {
             // The task may have ended because of its own deletion.
-            let _ = task.send(Intent::Gone);
+            let _ = task.intent.send(Intent::Gone);
         }
     }
 
@@ -303,18 +339,24 @@ impl Pods {
                 pod = pod.name_any(),
                 "a pod was deleted while the engine was down; it is ended"
             );
-            self.spawn(uid, pod, Intent::Gone);
+            self.spawn(uid, pod, Intent::Gone, Duration::ZERO);
         }
     }
 
-    fn spawn(&mut self, uid: String, pod: Arc<Pod>, intent: Intent) {
-        let (task, intents) = watch::channel(intent);
-        let worker = Worker::new(self.shared.clone(), uid.clone(), pod, intents);
-        self.tasks.insert(uid.clone(), task);
-        self.workers.spawn(async move {
-            worker.run().await;
-            uid
+    fn spawn(&mut self, uid: String, pod: Arc<Pod>, intent: Intent, wait: Duration) {
+        let (sender, intents) = watch::channel(intent);
+        let (shared, own, first) = (self.shared.clone(), uid.clone(), pod.clone());
+        let worker = self.workers.spawn(async move {
+            tokio::time::sleep(wait).await;
+            Worker::new(shared, own.clone(), first, intents).run().await;
+            own
         });
+        let task = Task {
+            id: worker.id(),
+            pod,
+            intent: sender,
+        };
+        self.tasks.insert(uid, task);
     }
 }
 

@@ -33,6 +33,8 @@ const EVICTION_GRACE_SECONDS: u64 = 1;
 const STOP_SLACK: Duration = Duration::from_secs(15);
 /// How long a shim may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Longer than any pod lives. What a pod asks for may be more than a clock can hold.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const REPORTS_MAX: usize = 32;
 
 /// What is under way while a pod is supervised. Dropping it ends its tasks.
@@ -298,7 +300,7 @@ impl Worker {
             })
             .await;
         // A shim that cannot even be reached is not waited for longer than one that can, and trying again buys it no time.
-        let latest = Instant::now() + Duration::from_secs(grace_seconds) + STOP_SLACK;
+        let latest = from_now(Duration::from_secs(grace_seconds)) + STOP_SLACK;
         let kill_at = self
             .stopping
             .map_or(latest, |stopping| stopping.kill_at.min(latest));
@@ -360,7 +362,7 @@ impl Worker {
         let age =
             Duration::try_from(Timestamp::now().duration_since(accepted)).unwrap_or(Duration::ZERO);
         let allowed = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        Some(Instant::now() + allowed.saturating_sub(age))
+        Some(from_now(allowed.saturating_sub(age)))
     }
 
     /// Measures beside the event loop: a large tree takes a while.
@@ -429,6 +431,11 @@ impl Worker {
     }
 }
 
+/// That long from now.
+fn from_now(wait: Duration) -> Instant {
+    Instant::now() + wait.min(FAR)
+}
+
 /// Sleeps until then, or for ever.
 async fn at(when: Option<Instant>) {
     match when {
@@ -463,5 +470,18 @@ async fn follow(dir: std::path::PathBuf, statuses: mpsc::Sender<ShimStatus>) {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wait_is_too_long_for_the_clock() {
+        let begun = Instant::now();
+        let latest = from_now(Duration::from_secs(u64::MAX)) + STOP_SLACK;
+        assert!(latest.duration_since(begun) >= FAR);
+        assert!(from_now(Duration::from_secs(30)) <= Instant::now() + Duration::from_secs(30));
     }
 }
