@@ -20,6 +20,7 @@ mod pod_dir;
 mod probe;
 mod quantity;
 mod registration;
+mod remove;
 mod resources;
 pub mod shim;
 mod spec;

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::remove::remove_tree;
 use crate::resources::Granted;
 use crate::status::Fate;
 
@@ -144,15 +145,10 @@ impl PodDir {
             .into_iter()
             .flatten()
         {
-            match fs::remove_dir_all(dir) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(PodDirError::Remove {
-                        path: dir.clone(),
-                        source,
-                    });
-                }
-                _ => {}
-            }
+            remove_tree(dir).map_err(|source| PodDirError::Remove {
+                path: dir.clone(),
+                source,
+            })?;
         }
         Ok(())
     }

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
 use crate::events::Recorder;
+use crate::remove::remove_tree;
 use crate::spec;
 use crate::status;
 
@@ -57,6 +58,9 @@ enum ClaimError {
     Unsupported(String),
 }
 
+/// How the names of directories that are being removed begin; no claim's name does.
+const ASIDE: &str = ".removed-";
+
 /// Provisions claims until told to stop, and publishes where the bound ones are.
 pub(crate) struct Provisioner {
     pub(crate) client: Client,
@@ -68,6 +72,15 @@ pub(crate) struct Provisioner {
 
 impl Provisioner {
     pub(crate) async fn run(self, shutdown: CancellationToken) {
+        // Found before anything new can be moved aside; how long it takes to remove them is nobody's concern.
+        let left = leftovers(&self.root);
+        tokio::task::spawn_blocking(move || {
+            for path in left {
+                if let Err(error) = remove_tree(&path) {
+                    tracing::warn!(path = %path.display(), %error, "data of a deleted claim could not be removed");
+                }
+            }
+        });
         let claims: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
         let mut stream = pin!(watcher(claims, watcher::Config::default()).default_backoff());
         let mut known: BTreeMap<ClaimKey, PersistentVolumeClaim> = BTreeMap::new();
@@ -510,10 +523,41 @@ fn is_empty(path: &Path) -> bool {
 
 /// Moves the directory aside first, so that a new claim of the same name never meets half-removed data.
 fn remove(path: &Path) -> io::Result<()> {
-    let aside = path.with_file_name(format!(".removed-{}", uuid::Uuid::new_v4().simple()));
+    let aside = path.with_file_name(format!("{ASIDE}{}", uuid::Uuid::new_v4().simple()));
     match fs::rename(path, &aside) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
-        Ok(()) => fs::remove_dir_all(&aside),
+        Ok(()) => remove_tree(&aside),
+    }
+}
+
+/// What [`remove`] moved aside and an earlier engine did not live to remove.
+fn leftovers(root: &Path) -> Vec<PathBuf> {
+    let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
+    entries(root)
+        .flat_map(|namespace| entries(&namespace.path()))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(ASIDE))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_half_removed_is_found_again() {
+        let root = tempfile::tempdir().expect("a directory");
+        let claim = root.path().join("ns/ckpt");
+        let left = root.path().join("ns").join(format!("{ASIDE}1"));
+        fs::create_dir_all(&claim).expect("made");
+        fs::create_dir_all(&left).expect("made");
+        assert_eq!(leftovers(root.path()), [left]);
+        remove(&claim).expect("removed");
+        assert!(!claim.exists());
+        assert_eq!(
+            leftovers(&root.path().join("none")),
+            [""; 0].map(PathBuf::from)
+        );
     }
 }
