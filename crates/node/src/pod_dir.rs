@@ -190,7 +190,11 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], durable: Durable) -> Result<(),
         if durable == Durable::Yes {
             file.sync_data()?;
         }
-        fs::rename(&new, path)
+        fs::rename(&new, path)?;
+        match path.parent() {
+            Some(dir) if durable == Durable::Yes => fs::File::open(dir)?.sync_all(),
+            _ => Ok(()),
+        }
     };
     write().map_err(|source| PodDirError::Write {
         path: path.to_owned(),

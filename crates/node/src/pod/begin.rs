@@ -1,5 +1,7 @@
 //! The first thing a pod's task does: find out whether the pod is new, runs already, or has ended.
 
+use std::path::PathBuf;
+
 use jiff::Timestamp;
 use kube::ResourceExt;
 use stoke_api::names::GPU_DEVICES_ANNOTATION;
@@ -20,7 +22,14 @@ impl Worker {
         });
         let life = shim::life(self.dir.path()).unwrap_or(Life::Gone);
         match (record, life) {
-            (None, Life::Gone) => self.accept(),
+            (None, Life::Gone) if self.has_begun() => {
+                self.take_over(self.guessed_record());
+                self.resume().await
+            }
+            (None, Life::Gone) => {
+                self.dir.keep_secrets_in(self.found_secrets_dir());
+                self.accept()
+            }
             (record, Life::Running) => {
                 self.take_over(record.unwrap_or_else(|| self.guessed_record()));
                 self.book();
@@ -55,7 +64,21 @@ impl Worker {
         self.resize = Some(Resize::InProgress(None));
     }
 
-    /// After a power cut, a record can be lost while the pod runs: what the API remembers stands in.
+    /// Whether a pod without a record has been started all the same: its shim, or the API, remembers.
+    fn has_begun(&self) -> bool {
+        match status::recorded_phase(&self.pod) {
+            Some(Phase::Succeeded | Phase::Failed) => false,
+            Some(Phase::Running) => true,
+            // A status that cannot be read was still written.
+            Some(Phase::Pending) | None => !matches!(shim::read_status(self.dir.path()), Ok(None)),
+        }
+    }
+
+    fn found_secrets_dir(&self) -> Option<PathBuf> {
+        self.own_secrets_dir().filter(|dir| dir.is_dir())
+    }
+
+    /// After a power cut, a record can be lost though the pod ran: what the API remembers stands in.
     fn guessed_record(&self) -> Record {
         Record {
             version: LAYOUT_VERSION,
@@ -66,7 +89,7 @@ impl Worker {
             gpus: chosen_gpus(&self.pod).unwrap_or_default(),
             granted: resources::asked(&self.pod),
             fate: None,
-            secrets: self.own_secrets_dir().filter(|dir| dir.is_dir()),
+            secrets: self.found_secrets_dir(),
         }
     }
 
@@ -90,6 +113,13 @@ impl Worker {
                 None
             }
         };
+        let ran = status::recorded_phase(&self.pod) == Some(Phase::Running);
+        if self.shim.is_none() && ran {
+            let message = "the pod ran, and nothing on the node tells what became of it";
+            self.condemn(Fate::Lost {
+                message: message.to_owned(),
+            });
+        }
         let over = self.fate.is_some() || self.is_leaving();
         let policy = self
             .pod
