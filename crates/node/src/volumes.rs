@@ -14,6 +14,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
+use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, open, openat2};
+use rustix::io::Errno;
 
 use crate::pod_dir::{self, Durable, PodDir, PodDirError};
 use crate::quantity;
@@ -117,44 +119,67 @@ pub(crate) fn prepare_sub_paths(
         else {
             continue;
         };
-        let sub_path = || {
-            mount
-                .source
-                .strip_prefix(root)
-                .unwrap_or(&mount.source)
-                .to_string_lossy()
-                .into_owned()
-        };
+        let sub_path = mount.source.strip_prefix(root).unwrap_or(&mount.source);
         if in_memory(&mount.source) {
-            let problem = format!("subPath {:?} of a volume in memory", sub_path());
+            let problem = format!("subPath {sub_path:?} of a volume in memory");
             return Err(VolumeError::Spec {
                 volume: (*name).to_owned(),
                 error: SpecError::Unsupported(problem),
             });
         }
-        let made = |source| VolumeError::Make {
-            volume: (*name).to_owned(),
-            path: mount.source.clone(),
-            source,
-        };
-        if fs::symlink_metadata(&mount.source).is_err() {
-            fs::create_dir_all(&mount.source).map_err(made)?;
-            owner_of_new(pod, &mount.source).map_err(made)?;
-        }
-        let real_root = fs::canonicalize(root).map_err(made)?;
-        let real = fs::canonicalize(&mount.source).map_err(made)?;
-        if !real.starts_with(&real_root) {
-            return Err(VolumeError::Escapes {
+        make_beneath(root, sub_path, new_owner(pod)).map_err(|error| match error {
+            Errno::XDEV => VolumeError::Escapes {
                 volume: (*name).to_owned(),
-                sub_path: sub_path(),
-            });
+                sub_path: sub_path.to_string_lossy().into_owned(),
+            },
+            error => VolumeError::Make {
+                volume: (*name).to_owned(),
+                path: mount.source.clone(),
+                source: error.into(),
+            },
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes what is missing of `path` below `root`. `EXDEV` if a link on the way leads out: the kernel resolves each step
+/// beneath `root`, so that nothing is made outside even while somebody changes the links.
+fn make_beneath(root: &Path, path: &Path, owner: Owner) -> Result<(), Errno> {
+    let root = open(
+        root,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let at = |path: &Path, flags: OFlags| {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+    };
+    match at(path, OFlags::PATH) {
+        Err(Errno::NOENT) => {}
+        found => return found.map(drop),
+    }
+    let mut made = PathBuf::from(".");
+    for component in path.components() {
+        let parent = at(&made, OFlags::PATH | OFlags::DIRECTORY)?;
+        made.push(component);
+        match at(&made, OFlags::PATH) {
+            Err(Errno::NOENT) => {
+                mkdirat(&parent, component.as_os_str(), Mode::from_raw_mode(0o777))?;
+                let new = at(&made, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
+                let (uid, gid) = (owner.uid.map(Uid::from_raw), owner.gid.map(Gid::from_raw));
+                fchown(&new, uid, gid)?;
+            }
+            found => drop(found?),
         }
     }
     Ok(())
 }
 
 /// A directory made for a container belongs to the user that runs it.
-fn owner_of_new(pod: &Pod, path: &Path) -> io::Result<()> {
+fn new_owner(pod: &Pod) -> Owner {
+    if !rustix::process::geteuid().is_root() {
+        return Owner::default();
+    }
     let context = pod
         .spec
         .as_ref()
@@ -162,11 +187,7 @@ fn owner_of_new(pod: &Pod, path: &Path) -> io::Result<()> {
     let id = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
     let uid = id(context.and_then(|context| context.run_as_user));
     let gid = id(context.and_then(|context| context.fs_group.or(context.run_as_group)));
-    if rustix::process::geteuid().is_root() {
-        Owner { uid, gid }.own(path)
-    } else {
-        Ok(())
-    }
+    Owner { uid, gid }
 }
 
 /// Brings the files of configMap, secret and projected volumes up to date. Returns whether any changed.
@@ -532,14 +553,32 @@ mod tests {
     #[test]
     fn a_sub_path_cannot_leave_through_a_link() {
         let root = tempfile::tempdir().expect("a directory");
-        let claim = root.path().join("claim");
-        fs::create_dir_all(&claim).expect("made");
-        std::os::unix::fs::symlink("/etc", claim.join("out")).expect("linked");
-        let claims = ClaimPaths::from([("ckpt".to_owned(), claim)]);
-        let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "ckpt"}}]);
-        let mounts = json!([{"name": "v", "mountPath": "/x", "subPath": "out"}]);
-        let error = prepare_in(root.path(), volumes, mounts, &claims).expect_err("refused");
-        assert!(matches!(error, VolumeError::Escapes { .. }), "{error}");
+        let (claim, outside) = (root.path().join("claim"), root.path().join("outside"));
+        fs::create_dir_all(claim.join("in")).expect("made");
+        fs::create_dir_all(&outside).expect("made");
+        std::os::unix::fs::symlink(&outside, claim.join("out")).expect("linked");
+        std::os::unix::fs::symlink("../outside", claim.join("up")).expect("linked");
+        std::os::unix::fs::symlink("in", claim.join("link")).expect("linked");
+        let claims = ClaimPaths::from([("ckpt".to_owned(), claim.clone())]);
+        let prepare = |sub_path: &str| {
+            let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "ckpt"}}]);
+            let mounts = json!([{"name": "v", "mountPath": "/x", "subPath": sub_path}]);
+            prepare_in(root.path(), volumes, mounts, &claims)
+        };
+        for sub_path in ["out", "out/new", "up", "up/new/deep"] {
+            let error = prepare(sub_path).expect_err("refused");
+            assert!(
+                matches!(error, VolumeError::Escapes { .. }),
+                "{sub_path}: {error}"
+            );
+        }
+        assert!(is_empty(&outside), "nothing is made outside");
+        prepare("link/new/deep").expect("a link within the volume is fine");
+        assert!(claim.join("in/new/deep").is_dir());
+    }
+
+    fn is_empty(dir: &Path) -> bool {
+        fs::read_dir(dir).expect("readable").next().is_none()
     }
 
     #[test]
