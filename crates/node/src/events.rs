@@ -123,30 +123,22 @@ async fn write_all(
             .clone()
             .unwrap_or_else(|| "default".to_owned());
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-        let written = match seen.get_mut(&note) {
+        let repeated = match seen.get_mut(&note) {
             Some(series) => repeat(&api, series).await,
-            None => match api
-                .create(&PostParams::default(), &event(&about, &note, &node))
-                .await
-            {
-                Ok(event) => {
+            None => Ok(false),
+        };
+        let written = match repeated {
+            Ok(false) => {
+                let series = begin(&api, &event(&about, &note, &node)).await;
+                series.map(|series| {
                     if seen.len() >= SERIES_MAX {
                         // Forgetting only means that the next repetition starts a new object.
                         seen.clear();
                     }
-                    let next_write = Instant::now() + REPEAT_EVERY;
-                    seen.insert(
-                        note,
-                        Series {
-                            name: event.name_any(),
-                            count: 1,
-                            next_write,
-                        },
-                    );
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            },
+                    seen.insert(note, series);
+                })
+            }
+            repeated => repeated.map(drop),
         };
         if let Err(error) = written {
             tracing::debug!(%error, "an event could not be written");
@@ -154,16 +146,29 @@ async fn write_all(
     }
 }
 
-async fn repeat(api: &Api<Event>, series: &mut Series) -> Result<(), kube::Error> {
+async fn begin(api: &Api<Event>, event: &Event) -> Result<Series, kube::Error> {
+    let created = api.create(&PostParams::default(), event).await?;
+    Ok(Series {
+        name: created.name_any(),
+        count: 1,
+        next_write: Instant::now() + REPEAT_EVERY,
+    })
+}
+
+/// False if the object is not there any more: events are kept for a while only, and anyone may delete them.
+async fn repeat(api: &Api<Event>, series: &mut Series) -> Result<bool, kube::Error> {
     series.count = series.count.saturating_add(1);
     if Instant::now() < series.next_write {
-        return Ok(());
+        return Ok(true);
     }
     series.next_write = Instant::now() + REPEAT_EVERY;
     let patch = json!({"count": series.count, "lastTimestamp": time(Timestamp::now())});
-    api.patch(&series.name, &PatchParams::default(), &Patch::Merge(patch))
-        .await?;
-    Ok(())
+    let params = PatchParams::default();
+    match api.patch(&series.name, &params, &Patch::Merge(patch)).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn event(about: &ObjectReference, note: &Note, node: &str) -> Event {
