@@ -72,6 +72,12 @@ pub enum OpenError {
         #[source]
         source: std::io::Error,
     },
+    #[error("cannot keep {path} from being read by others")]
+    Private {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot open the store")]
     Sqlite(#[source] rusqlite::Error),
     #[error("cannot bring the store to this version's layout; was it written by a newer stoke?")]

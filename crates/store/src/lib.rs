@@ -14,6 +14,7 @@ mod compact;
 mod error;
 mod key;
 mod lock;
+mod private;
 mod read;
 mod schema;
 mod watch;

@@ -1,10 +1,10 @@
 //! One engine per store. SQLite would let two engines share a file, but each keeps its own revision counter and
 //! its own memory of recent changes, so that sharing would break every watch.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
-use crate::OpenError;
+use crate::{OpenError, private};
 
 /// Holds the lock for as long as it lives; the kernel lets go of it when the process dies, however it dies.
 pub(crate) struct Lock {
@@ -18,12 +18,7 @@ impl Lock {
             path: path.clone(),
             source,
         };
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(failed)?;
+        let file = private::open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse(store.to_owned())),

@@ -1,12 +1,13 @@
 //! The tables, and how connections to them are set up.
 
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use rusqlite_migration::{M, Migrations};
 
-use crate::{OpenError, Revision};
+use crate::{OpenError, Revision, private};
 
 /// `log` has its small columns first, so that a scan that skips entries does not read their documents.
 /// `previous` lets a watcher with a selector see that an object stopped matching, and lets a list be continued
@@ -37,12 +38,28 @@ const MIGRATIONS: Migrations<'static> = Migrations::from_slice(STEPS);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+    keep_private(path).map_err(|source| OpenError::Private {
+        path: path.to_owned(),
+        source,
+    })?;
     let mut connection = Connection::open(path).map_err(OpenError::Sqlite)?;
     set_up_writer(&connection).map_err(OpenError::Sqlite)?;
     MIGRATIONS
         .to_latest(&mut connection)
         .map_err(OpenError::Migrate)?;
     Ok(connection)
+}
+
+/// SQLite gives the files it puts beside the database the database's own mode, but keeps those it finds. Must come
+/// before SQLite opens the file: closing a file lets go of all of the process's locks on it.
+fn keep_private(path: &Path) -> io::Result<()> {
+    private::open(path)?;
+    for suffix in ["-wal", "-shm"] {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(suffix);
+        private::tighten(Path::new(&beside))?;
+    }
+    Ok(())
 }
 
 fn set_up_writer(connection: &Connection) -> rusqlite::Result<()> {
