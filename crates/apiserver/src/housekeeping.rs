@@ -8,15 +8,18 @@ mod collect;
 mod expiry;
 mod graph;
 mod removal;
+mod retry;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use stoke_store::{Change, ChangeType, Error as StoreError, Key, Retention, Revision, Scan};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::graph::{Graph, Task};
+use self::retry::Retries;
 use crate::object::Light;
 use crate::registry::DEFINITIONS;
 use crate::server::{ApiServer, Core};
@@ -42,8 +45,8 @@ impl Default for Options {
     }
 }
 
-/// How long a task that failed (a full disk, say) waits before it is tried again.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long to wait before everything is observed anew.
+const BEGIN_ANEW_AFTER: Duration = Duration::from_secs(1);
 
 /// Keeps house until `shutdown`.
 pub async fn run(server: ApiServer, options: Options, shutdown: CancellationToken) {
@@ -61,7 +64,7 @@ async fn collect_forever(server: &ApiServer) {
     loop {
         if let Err(error) = follow(core).await {
             tracing::warn!(%error, "housekeeping begins anew");
-            tokio::time::sleep(RETRY_AFTER).await;
+            tokio::time::sleep(BEGIN_ANEW_AFTER).await;
         }
     }
 }
@@ -73,20 +76,24 @@ struct Household {
     /// Namespaces that are being emptied.
     ending: BTreeSet<String>,
     tasks: BTreeSet<Task>,
+    /// What could not be done, because the disk is full, say. It must never hold up the rest.
+    retries: Retries,
 }
 
 async fn follow(core: &Core) -> Result<(), StoreError> {
     let (mut house, revision) = observe_all(core).await?;
     let mut watcher = core.store.watch(None, revision);
     loop {
-        let failed = house.work(core).await;
-        if failed.is_empty() {
-            for change in watcher.next().await? {
-                house.observe(&change);
+        house.work(core).await;
+        tokio::select! {
+            changes = watcher.next() => {
+                for change in changes? {
+                    house.observe(&change);
+                }
             }
-        } else {
-            house.tasks = failed;
-            tokio::time::sleep(RETRY_AFTER).await;
+            () = house.retries.wait() => {
+                house.tasks.extend(house.retries.due(Instant::now()).cloned());
+            }
         }
     }
 }
@@ -147,20 +154,21 @@ impl Household {
         self.tasks.extend(self.graph.observe(key, light));
     }
 
-    /// Does what there is to do; returns what could not be done.
-    async fn work(&mut self, core: &Core) -> BTreeSet<Task> {
-        let mut failed = BTreeSet::new();
+    /// Does what there is to do; what fails is left to be tried again.
+    async fn work(&mut self, core: &Core) {
         for task in std::mem::take(&mut self.tasks) {
-            if let Err(status) = self.perform(core, &task).await {
-                tracing::warn!(
-                    ?task,
-                    status = status.message(),
-                    "housekeeping will try again"
-                );
-                failed.insert(task);
+            match settled(self.perform(core, &task).await) {
+                Ok(()) => self.retries.forget(&task),
+                Err(status) => {
+                    tracing::warn!(
+                        ?task,
+                        status = status.message(),
+                        "housekeeping will try again"
+                    );
+                    self.retries.postpone(task, Instant::now());
+                }
             }
         }
-        failed
     }
 
     async fn perform(&self, core: &Core, task: &Task) -> Result<(), Status> {
@@ -172,5 +180,17 @@ impl Household {
             Task::RestoreAccount(namespace) => removal::restore_account(core, namespace).await,
             Task::EndDefinition(name) => removal::end_definition(core, name).await,
         }
+    }
+}
+
+/// Takes a refusal that trying again cannot change as an end: the object may not be deleted, is gone, or is another by
+/// now. Should that change, the log will say so.
+fn settled(done: Result<(), Status>) -> Result<(), Status> {
+    match done {
+        Err(status) if matches!(status.code().as_u16(), 403 | 404 | 409) => {
+            tracing::debug!(status = status.message(), "housekeeping leaves it at that");
+            Ok(())
+        }
+        other => other,
     }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use stoke_store::{Key, Write};
 
 use super::graph::{Graph, Node};
+use super::settled;
 use crate::object::{self, FOREGROUND_FINALIZER, ORPHAN_FINALIZER};
 use crate::registry::Registry;
 use crate::request::{DeleteOptions, Preconditions, Propagation};
@@ -67,7 +68,8 @@ pub(super) async fn foreground(core: &Core, graph: &Graph, uid: &str) -> Result<
     for (dependent, node) in graph.dependents(uid).filter(|(_, node)| node.blocks(uid)) {
         blocked = true;
         if !node.is_deleting() {
-            delete_dependent(core, &registry, graph, uid, dependent, node).await?;
+            // One that may not be deleted blocks its owner, but not the others.
+            settled(delete_dependent(core, &registry, graph, uid, dependent, node).await)?;
         }
     }
     if blocked {

@@ -185,6 +185,57 @@ async fn what_is_owned_goes_with_its_owner() {
     world.get(&format!("{CONFIGS}/foreign")).await.ok();
 }
 
+/// The namespace `default` may never be deleted, whoever is said to own it.
+#[tokio::test]
+async fn one_that_may_not_be_deleted_does_not_stop_the_others() {
+    let world = World::kept().await;
+    let mut events = world.watch(&format!("{CONFIGS}?watch=1")).await;
+    let mut pods = world.watch(&format!("{PODS}?watch=1")).await;
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+    let node = world.post("/api/v1/nodes", node).await.ok();
+    let references = |owner: &Value| json!({"metadata": {"ownerReferences": owned("", owner)["metadata"]["ownerReferences"]}});
+    let namespace = "/api/v1/namespaces/default";
+    world
+        .patch(namespace, "merge", references(&node))
+        .await
+        .ok();
+    world.post(CONFIGS, owned("of-node", &node)).await.ok();
+
+    // In the foreground: it blocks its owner, but the owner's other dependents go.
+    world
+        .delete_with(
+            "/api/v1/nodes/n",
+            json!({"propagationPolicy": "Foreground"}),
+        )
+        .await
+        .ok();
+    until(&mut events, "DELETED of-node").await;
+
+    // In the background: its owner is gone for good.
+    world
+        .patch(
+            namespace,
+            "merge",
+            json!({"metadata": {"ownerReferences": null}}),
+        )
+        .await
+        .ok();
+    let dead = world.create_config("dead").await;
+    world.delete(&format!("{CONFIGS}/dead")).await.ok();
+    world
+        .patch(namespace, "merge", references(&dead))
+        .await
+        .ok();
+    let owner = world.create_config("owner").await;
+    let mut child = pod("child");
+    child["metadata"]["ownerReferences"] =
+        references(&owner)["metadata"]["ownerReferences"].clone();
+    world.post(PODS, child).await.ok();
+    world.delete(&format!("{CONFIGS}/owner")).await.ok();
+    until(&mut pods, "DELETED child").await;
+    world.get(namespace).await.ok();
+}
+
 #[tokio::test]
 async fn in_the_foreground_the_owner_goes_last() {
     let world = World::kept().await;
