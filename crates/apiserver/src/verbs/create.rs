@@ -24,6 +24,12 @@ pub(crate) async fn create(
     options: WriteOptions,
 ) -> Result<Reply, Status> {
     let now = Timestamp::now();
+    // A name that the author chose is never exchanged for another.
+    let draws = if object::name(&body.value).is_empty() {
+        DRAWS_MAX
+    } else {
+        0
+    };
     let admitted = admission::create(resource, namespace, body, options, now)?;
     let resource = resource.clone();
     let is_definition = resource.key() == DEFINITIONS;
@@ -34,7 +40,7 @@ pub(crate) async fn create(
             admission::check_surroundings(write, &resource, &mut object)?;
             let mut key = key(&resource, &object);
             let generated = object::text(&object, "generateName").to_owned();
-            for _ in 0..DRAWS_MAX {
+            for _ in 0..draws {
                 if generated.is_empty() || write.get(&key)?.is_none() {
                     break;
                 }

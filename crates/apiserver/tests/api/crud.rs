@@ -53,6 +53,16 @@ async fn names_are_generated() {
     let created = world.post(CONFIGS, body).await.ok();
     let name = created["metadata"]["name"].as_str().unwrap();
     assert!(name.starts_with("run-") && name.len() == 9, "{name}");
+
+    // Where there is a name as well, it counts.
+    let mut both = config("run");
+    both["metadata"]["generateName"] = "run-".into();
+    let created = world.post(CONFIGS, both.clone()).await.ok();
+    assert_eq!(created["metadata"]["name"], "run");
+    for query in ["", "?dryRun=All"] {
+        let again = world.post(&format!("{CONFIGS}{query}"), both.clone()).await;
+        again.refused(409, "AlreadyExists");
+    }
 }
 
 #[tokio::test]
