@@ -175,6 +175,15 @@ async fn pods() {
             spec(json!({"terminationGracePeriodSeconds": -1})),
         ),
         (
+            "a grace without end",
+            spec(json!({"terminationGracePeriodSeconds": 2_147_483_648_i64})),
+        ),
+        ("no time at all", spec(json!({"activeDeadlineSeconds": 0}))),
+        (
+            "a deadline beyond all time",
+            spec(json!({"activeDeadlineSeconds": i64::MAX})),
+        ),
+        (
             "a policy that is none",
             spec(json!({"restartPolicy": "Sometimes"})),
         ),

@@ -1,6 +1,7 @@
 //! What a pod must be to run: names, references, amounts.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
@@ -9,6 +10,9 @@ use crate::names;
 use stoke_api::quantity::Exact;
 
 use crate::schema::FieldError;
+
+/// The longest time a pod may ask for; later arithmetic on times cannot overflow with it.
+const SECONDS_MAX: i64 = i32::MAX as i64;
 
 /// Everything wrong with a pod that its schema cannot say.
 pub(crate) fn errors(pod: &Value) -> Vec<FieldError> {
@@ -32,7 +36,19 @@ pub(crate) fn errors(pod: &Value) -> Vec<FieldError> {
         &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
     );
     at_least(&mut found, spec, "spec", "terminationGracePeriodSeconds", 0);
-    at_least(&mut found, spec, "spec", "activeDeadlineSeconds", 1);
+    at_most(
+        &mut found,
+        spec,
+        "spec",
+        "terminationGracePeriodSeconds",
+        SECONDS_MAX,
+    );
+    within(
+        &mut found,
+        &spec["activeDeadlineSeconds"],
+        "spec.activeDeadlineSeconds",
+        1..=SECONDS_MAX,
+    );
     for field in ["hostname", "subdomain"] {
         if let Some(name) = spec[field].as_str().filter(|name| !name.is_empty())
             && let Err(why) = names::dns_label(name)
@@ -206,15 +222,7 @@ fn check_variable(found: &mut Vec<FieldError>, path: &str, variable: &Value) {
 }
 
 fn check_port(found: &mut Vec<FieldError>, path: &str, port: &Value) {
-    if let Some(number) = port.as_i64()
-        && !(1..=65535).contains(&number)
-    {
-        found.push(FieldError::invalid(
-            path,
-            &Value::from(number),
-            "must be between 1 and 65535, inclusive",
-        ));
-    }
+    within(found, port, path, 1..=65535);
 }
 
 const HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
@@ -340,6 +348,34 @@ fn at_least(found: &mut Vec<FieldError>, object: &Value, path: &str, field: &str
     }
 }
 
+fn at_most(found: &mut Vec<FieldError>, object: &Value, path: &str, field: &str, most: i64) {
+    if let Some(number) = object[field].as_i64()
+        && number > most
+    {
+        found.push(FieldError::invalid(
+            &format!("{path}.{field}"),
+            &Value::from(number),
+            &format!("must be less than or equal to {most}"),
+        ));
+    }
+}
+
+fn within(found: &mut Vec<FieldError>, value: &Value, path: &str, range: RangeInclusive<i64>) {
+    if let Some(number) = value.as_i64()
+        && !range.contains(&number)
+    {
+        found.push(FieldError::invalid(
+            path,
+            &Value::from(number),
+            &format!(
+                "must be between {} and {}, inclusive",
+                range.start(),
+                range.end()
+            ),
+        ));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -389,7 +425,7 @@ mod tests {
         })), @r#"
         spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "OnFailure", "Never"
         spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0
-        spec.activeDeadlineSeconds: Invalid value: 0: must be greater than or equal to 1
+        spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive
         spec.hostname: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name' or '123-abc')
         spec.volumes[0]: Forbidden: may not specify more than 1 volume type
         spec.volumes[1].name: Duplicate value: "v"
