@@ -193,7 +193,7 @@ pub(crate) fn delete_in(
     Ok(Deleted { document, gone })
 }
 
-fn check_preconditions(
+pub(super) fn check_preconditions(
     resource: &Resource,
     object: &Value,
     wanted: &Preconditions,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stoke_store::{Key, Write};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::delete::delete_in;
+use super::delete::{check_preconditions, delete_in};
 use super::update::save;
 use crate::admission::pod::container_names;
 use crate::logs::LogError;
@@ -115,9 +115,23 @@ pub(crate) async fn bind(
         ));
     }
     let node = node.to_owned();
+    let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let preconditions = Preconditions {
+        uid: said(object::uid(&binding)),
+        resource_version: said(object::resource_version(&binding)),
+    };
     let resource = resource.clone();
     core.store
-        .write(move |write| bind_in(write, &resource, &key, &node, options.dry_run))
+        .write(move |write| {
+            bind_in(
+                write,
+                &resource,
+                &key,
+                &node,
+                &preconditions,
+                options.dry_run,
+            )
+        })
         .await?;
     created()
 }
@@ -127,12 +141,15 @@ fn bind_in(
     resource: &Resource,
     key: &Key,
     node: &str,
+    preconditions: &Preconditions,
     dry_run: bool,
 ) -> Result<(), Status> {
     let stored = write
         .get(key)?
         .ok_or_else(|| Status::not_found(resource, &key.name))?;
     let mut pod = stored.value(key)?;
+    // The name may have passed to another pod since the binding was decided.
+    check_preconditions(resource, &pod, preconditions)?;
     let name = &key.name;
     if object::is_deleting(&pod) {
         let why = format!("pod {name} is being deleted, cannot be assigned to a host");
@@ -146,24 +163,27 @@ fn bind_in(
     object::child_mut(&mut pod, "spec").insert("nodeName".into(), node.into());
     let generation = object::generation(&pod) + 1;
     object::metadata_mut(&mut pod).insert("generation".into(), generation.into());
-    mark_scheduled(&mut pod);
+    let now = object::time(Timestamp::now());
+    let scheduled = json!({
+        "type": "PodScheduled",
+        "status": "True",
+        "lastProbeTime": null,
+        "lastTransitionTime": now,
+    });
+    set_condition(&mut pod, scheduled);
     if !dry_run {
         save(write, resource, key, pod)?;
     }
     Ok(())
 }
 
-fn mark_scheduled(pod: &mut Value) {
+/// Puts `condition` in the place of the one of its type.
+fn set_condition(pod: &mut Value, condition: Value) {
     let status = object::child_mut(pod, "status");
     object::fill(status, "conditions", json!([]));
     if let Some(conditions) = status.get_mut("conditions").and_then(Value::as_array_mut) {
-        conditions.retain(|condition| condition["type"] != "PodScheduled");
-        conditions.push(json!({
-            "type": "PodScheduled",
-            "status": "True",
-            "lastProbeTime": null,
-            "lastTransitionTime": object::time(Timestamp::now()),
-        }));
+        conditions.retain(|other| other["type"] != condition["type"]);
+        conditions.push(condition);
     }
 }
 
@@ -192,9 +212,40 @@ pub(crate) async fn evict(
     };
     let resource = resource.clone();
     core.store
-        .write(move |write| delete_in(write, &resource, &key, &delete, Timestamp::now()))
+        .write(move |write| evict_in(write, &resource, &key, delete))
         .await?;
     created()
+}
+
+/// Says why the pod goes, so that its owner can tell a disruption from a failure of its own; then deletes it.
+fn evict_in(
+    write: &mut Write<'_>,
+    resource: &Resource,
+    key: &Key,
+    mut delete: DeleteOptions,
+) -> Result<(), Status> {
+    let now = Timestamp::now();
+    let stored = write
+        .get(key)?
+        .ok_or_else(|| Status::not_found(resource, &key.name))?;
+    let mut pod = stored.value(key)?;
+    check_preconditions(resource, &pod, &delete.preconditions)?;
+    if !delete.dry_run && !object::is_deleting(&pod) {
+        let evicted = json!({
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+            "lastProbeTime": null,
+            "lastTransitionTime": object::time(now),
+        });
+        set_condition(&mut pod, evicted);
+        save(write, resource, key, pod)?;
+        // It held, and the condition has moved the version on.
+        delete.preconditions.resource_version = None;
+    }
+    delete_in(write, resource, key, &delete, now)?;
+    Ok(())
 }
 
 fn check_kind(body: &Value, kind: &str, api_version: &str) -> Result<(), Status> {

@@ -67,6 +67,13 @@ async fn binding() {
         "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"},
         "target": {"apiVersion": "v1", "kind": "Node", "name": "here"},
     });
+    let mut outdated = binding.clone();
+    outdated["metadata"]["uid"] = "that-of-an-earlier-pod".into();
+    world.post(&path, outdated).await.refused(409, "Conflict");
+    let found = world.get(&format!("{PODS}/a")).await.ok();
+    assert!(found["spec"].get("nodeName").is_none());
+    let mut binding = binding;
+    binding["metadata"]["uid"] = found["metadata"]["uid"].clone();
     let bound = world.post(&path, binding.clone()).await;
     assert_eq!(bound.code, 201);
     assert_eq!(bound.ok()["status"], "Success");
@@ -101,6 +108,43 @@ async fn eviction_is_a_deletion() {
         .get(&format!("{PODS}/a"))
         .await
         .refused(404, "NotFound");
+}
+
+#[tokio::test]
+async fn an_evicted_pod_says_so_while_it_ends() {
+    let world = World::new().await;
+    let mut placed = pod("a");
+    placed["spec"]["nodeName"] = "here".into();
+    let created = world.post(PODS, placed).await.ok();
+    let path = format!("{PODS}/a");
+    let eviction = |resource_version: &Value| {
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a"},
+            "deleteOptions": {"preconditions": {"resourceVersion": resource_version}}})
+    };
+    let evict = |body: Value, query: &str| {
+        let path = format!("{path}/eviction{query}");
+        let world = &world;
+        async move { world.post(&path, body).await }
+    };
+    let version = &created["metadata"]["resourceVersion"];
+    evict(eviction(&json!("1")), "")
+        .await
+        .refused(409, "Conflict");
+    evict(eviction(version), "?dryRun=All").await.ok();
+    assert_eq!(world.get(&path).await.ok(), created);
+
+    evict(eviction(version), "").await.ok();
+    let ending = world.get(&path).await.ok();
+    assert_eq!(ending["metadata"]["deletionGracePeriodSeconds"], 30);
+    let conditions = ending["status"]["conditions"].as_array().unwrap();
+    let evicted = conditions
+        .iter()
+        .find(|condition| condition["type"] == "DisruptionTarget")
+        .unwrap();
+    assert_eq!(
+        (&evicted["status"], &evicted["reason"]),
+        (&json!("True"), &json!("EvictionByEvictionAPI"))
+    );
 }
 
 #[tokio::test]
