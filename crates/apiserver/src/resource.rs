@@ -220,11 +220,12 @@ impl Resource {
     pub fn validate(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
         let mut errors = metadata::check(self, new, old);
         errors.extend(self.schema().validate(new));
-        // Typed rules read fields by their types; they would only repeat what is said already.
-        if errors
-            .iter()
-            .all(|error| error.reason != FieldReason::TypeInvalid)
-        {
+        // Typed rules read fields by their types; they would only repeat what is said already. Those of our own kinds stand for
+        // CEL rules, which Kubernetes asks only about an object that its schema has nothing against.
+        let is_blocking = |error: &FieldError| {
+            self.group == crd::OWN_GROUP || error.reason == FieldReason::TypeInvalid
+        };
+        if !errors.iter().any(is_blocking) {
             errors.extend(rules::check(self, new, old));
         }
         let mut seen = std::collections::HashSet::new();

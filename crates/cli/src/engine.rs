@@ -131,8 +131,17 @@ async fn serve(options: EngineOptions, ready: impl FnOnce(&EngineRecord)) -> any
         ..NodeOptions::new(data_dir.path(), &exe)
     };
     let node_name = node.name.clone();
+    let started = clock::now();
     let node = stoke_node::run(server.client(), node, shutdown.clone());
     parts.spawn(async { named("the node", node.await.map_err(Into::into)) });
+    let ended = tokio::select! {
+        ended = parts.join_next() => Some(ended),
+        () = ready::node(server.client(), &node_name, started) => None,
+    };
+    if let Some(ended) = ended {
+        return Err(early(ended));
+    }
+    // Only now: before, the node's capacity is what an earlier engine had.
     let control = stoke_control::run(
         server.client(),
         stoke_control::Config::machine(exe),
@@ -140,18 +149,11 @@ async fn serve(options: EngineOptions, ready: impl FnOnce(&EngineRecord)) -> any
     );
     parts.spawn(async { named("the controllers", control.await.map_err(Into::into)) });
 
-    let ended = tokio::select! {
-        ended = parts.join_next() => Some(ended),
-        () = ready::node(server.client(), &node_name) => None,
-    };
-    if let Some(ended) = ended {
-        return Err(early(ended));
-    }
     let record = EngineRecord {
         pid: std::process::id().cast_signed(),
         url,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_at: clock::now(),
+        started_at: started,
     };
     data_dir.write_record(&record)?;
     tracing::info!(url = record.url, pid = record.pid, "the engine is ready");

@@ -7,6 +7,8 @@ mod log;
 mod resume;
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
@@ -31,7 +33,7 @@ const AWAY_MAX: Duration = Duration::from_secs(120);
 /// A restart that is quicker than this is nobody's concern.
 const AWAY_TOLD: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(200);
-/// How long the last lines may take to come once the job is over.
+/// How long the next of the last lines may take to come once the job is over.
 const LAST_LINES: Duration = Duration::from_secs(10);
 
 /// Which lines of which workers.
@@ -79,6 +81,8 @@ struct Follower {
     choice: Choice,
     sender: mpsc::Sender<Happening>,
     logs: JoinSet<()>,
+    /// Lines told so far, of all workers.
+    told: Arc<AtomicU64>,
     /// Pods whose lines are being read or have been.
     read: HashSet<String>,
     away: Option<Away>,
@@ -117,6 +121,7 @@ impl Follower {
             sender,
             first_attempt,
             logs: JoinSet::new(),
+            told: Arc::default(),
             read: HashSet::new(),
             away: None,
             is_first_list: true,
@@ -261,14 +266,24 @@ impl Follower {
         };
         let lines = Lines::of(pod, opening);
         tracing::debug!(pod = pod.name_any(), "reading its log");
+        let told = Arc::clone(&self.told);
         self.logs
-            .spawn(lines.follow(self.session.clone(), self.sender.clone()));
+            .spawn(lines.follow(self.session.clone(), self.sender.clone(), told));
     }
 
+    /// Waits until every line is told, however many there are, unless none comes any more.
     async fn last_lines(&mut self) {
-        let all = async { while self.logs.join_next().await.is_some() {} };
-        if tokio::time::timeout(LAST_LINES, all).await.is_err() {
-            tracing::warn!("the last lines did not come in time");
+        loop {
+            let told = self.told.load(Ordering::Relaxed);
+            match tokio::time::timeout(LAST_LINES, self.logs.join_next()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => return,
+                Err(_) if self.told.load(Ordering::Relaxed) > told => {}
+                Err(_) => {
+                    tracing::warn!("the last lines did not come in time");
+                    return;
+                }
+            }
         }
     }
 }

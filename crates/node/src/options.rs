@@ -65,7 +65,8 @@ impl NodeOptions {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             labels: BTreeMap::new(),
             pods_max: 500,
-            log_max_bytes: 10 << 20,
+            // A burst must not outrun a follower: what is rotated away before it is read is gone.
+            log_max_bytes: 64 << 20,
             log_max_files: 5,
             pids_max: Some(65_536),
             base_env: inherited(|name| std::env::var(name).ok()),

@@ -121,7 +121,7 @@ pub(crate) fn prepare_sub_paths(
         };
         let sub_path = mount.source.strip_prefix(root).unwrap_or(&mount.source);
         if in_memory(&mount.source) {
-            let problem = format!("subPath {sub_path:?} of a volume in memory");
+            let problem = format!("subPath {} of a volume in memory", sub_path.display());
             return Err(VolumeError::Spec {
                 volume: (*name).to_owned(),
                 error: SpecError::Unsupported(problem),

@@ -4,17 +4,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
 
-use crate::clock;
 use crate::data_dir::DataDir;
 use crate::engine::shims;
 use crate::failure::{Exit, Failure};
-use crate::jobs::{self, Life};
 use crate::render;
 use crate::session::Session;
 use crate::terminal;
@@ -41,16 +35,11 @@ pub struct Args {
 
 /// An engine that was asked to end has nothing to wait for; one that has not ended by then is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Announcing is a courtesy; an engine that does not answer is stopped all the same.
-const ANNOUNCE_WITHIN: Duration = Duration::from_secs(5);
 
 pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
     let data_dir = &session.data_dir;
     match data_dir.holder()? {
         Some(pid) => {
-            if !args.keep_jobs {
-                announce(&session).await;
-            }
             stop_engine(data_dir, pid).await?;
         }
         None => terminal::talk(format_args!(
@@ -88,56 +77,6 @@ pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
         "jobs that were not over go on at the next stoke up"
     ));
     Ok(ExitCode::SUCCESS)
-}
-
-/// Tells on every pod that it is stopped from outside, as a kubelet does before its machine goes down, so that no job takes
-/// this for a failure of its own.
-async fn announce(session: &Session) {
-    let announced = async {
-        let client = session.client().await?;
-        announce_all(&client).await
-    };
-    match tokio::time::timeout(ANNOUNCE_WITHIN, announced).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => terminal::whisper(
-            session.verbose,
-            format_args!("pods could not be told: {error:#}"),
-        ),
-        Err(_) => terminal::whisper(session.verbose, format_args!("the engine does not answer")),
-    }
-}
-
-async fn announce_all(client: &Client) -> anyhow::Result<()> {
-    let pods: Api<Pod> = Api::all(client.clone());
-    let listed = pods.list(&ListParams::default()).await?;
-    for pod in listed
-        .items
-        .iter()
-        .filter(|pod| jobs::life_of(pod) == Life::Running)
-    {
-        let patch = json!({"status": {"conditions": [{
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "TerminationByKubelet",
-            "message": "the engine and its pods are being stopped (stoke down)",
-            "lastTransitionTime": clock::now().to_string(),
-        }]}});
-        let of_namespace: Api<Pod> =
-            Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-        let patched = of_namespace
-            .patch_status(
-                &pod.name_any(),
-                &PatchParams::default(),
-                &Patch::Strategic(patch),
-            )
-            .await;
-        if let Err(error) = patched
-            && !matches!(&error, kube::Error::Api(status) if status.is_not_found())
-        {
-            return Err(error.into());
-        }
-    }
-    Ok(())
 }
 
 async fn stop_engine(data_dir: &DataDir, pid: i32) -> anyhow::Result<()> {

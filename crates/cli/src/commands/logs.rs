@@ -5,6 +5,7 @@ pub mod print;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Pod;
@@ -170,7 +171,7 @@ async fn of_pod(
         return Ok(ExitCode::SUCCESS);
     }
     let (sender, mut receiver) = tokio::sync::mpsc::channel(64);
-    tokio::spawn(follow::Lines::of(&pod, opening).follow(session.clone(), sender));
+    tokio::spawn(follow::Lines::of(&pod, opening).follow(session.clone(), sender, Arc::default()));
     while let Some(happening) = receiver.recv().await {
         if let Happening::Line(line) = happening {
             printer.print(&mut terminal::raw_stdout(), &line)?;

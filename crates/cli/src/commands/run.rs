@@ -88,7 +88,7 @@ pub struct JobArgs {
     /// Workers, all or none of which run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     workers: Option<u32>,
-    /// GPUs of each worker: 2, 0.5 or 1g.10gb
+    /// GPUs of each worker
     #[arg(long, value_name = "N")]
     gpus: Option<GpuRequest>,
     /// GPU models it may run on, with commas
@@ -103,7 +103,7 @@ pub struct JobArgs {
     /// Processes each worker starts
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processes: Option<u32>,
-    /// How often a failed attempt is tried again
+    /// How often a failed attempt is tried again [default: 0; in a file: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     retries: Option<u32>,
     /// The queue to wait in

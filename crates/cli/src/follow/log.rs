@@ -1,5 +1,7 @@
 //! One pod's lines, from the API's `log` subresource.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::io::{AsyncBufRead, AsyncBufReadExt};
@@ -48,6 +50,22 @@ pub struct Lines {
     rank: Option<u32>,
     opening: Opening,
     resume: Resume,
+    /// The line whose pieces are being read, where it was too long to be read at once.
+    torn: Option<Torn>,
+}
+
+/// A line of which only the beginning, which has the timestamp, was read.
+#[derive(Debug, Clone, Copy)]
+struct Torn {
+    at: Option<Timestamp>,
+    is_new: bool,
+}
+
+/// What was read of a stream at once.
+struct Piece {
+    bytes: Vec<u8>,
+    /// The line ends with it.
+    is_last: bool,
 }
 
 enum Ended {
@@ -73,6 +91,7 @@ impl Lines {
             rank: jobs::rank_of(pod),
             opening,
             resume: Resume::default(),
+            torn: None,
         }
     }
 
@@ -81,11 +100,16 @@ impl Lines {
     }
 
     /// Gives every line until the worker is over, across restarts of the engine.
-    pub async fn follow(mut self, session: Session, sender: mpsc::Sender<Happening>) {
+    pub async fn follow(
+        mut self,
+        session: Session,
+        sender: mpsc::Sender<Happening>,
+        told: Arc<AtomicU64>,
+    ) {
         let mut heard = Instant::now();
         loop {
             let ended = match session.client().await {
-                Ok(client) => self.read_to_end(&client, &sender).await,
+                Ok(client) => self.read_to_end(&client, &sender, &told).await,
                 Err(_) => Ended::Away,
             };
             match ended {
@@ -98,7 +122,12 @@ impl Lines {
         }
     }
 
-    async fn read_to_end(&mut self, client: &Client, sender: &mpsc::Sender<Happening>) -> Ended {
+    async fn read_to_end(
+        &mut self,
+        client: &Client,
+        sender: &mpsc::Sender<Happening>,
+        told: &AtomicU64,
+    ) -> Ended {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &self.namespace);
         loop {
             // Asked before the lines are: if it was over then, what is read now is all there is.
@@ -119,8 +148,9 @@ impl Lines {
             };
             loop {
                 match read_line(&mut stream).await {
-                    Ok(Some(bytes)) => {
-                        if let Some(line) = self.line(bytes)
+                    Ok(Some(piece)) => {
+                        told.fetch_add(1, Ordering::Relaxed);
+                        if let Some(line) = self.line(piece)
                             && sender.send(Happening::Line(line)).await.is_err()
                         {
                             return Ended::Unheard;
@@ -142,6 +172,7 @@ impl Lines {
         follow: bool,
     ) -> Result<impl AsyncBufRead + use<>, kube::Error> {
         let resumed = self.resume.open();
+        self.torn = None;
         let parameters = LogParams {
             container: self.container.clone(),
             follow,
@@ -156,16 +187,20 @@ impl Lines {
         pods.log_stream(&self.pod, &parameters).await
     }
 
-    /// The line, if it is a new one.
-    fn line(&mut self, bytes: Vec<u8>) -> Option<Line> {
-        let (at, text) = split_timestamp(bytes);
-        if at.is_some_and(|at| !self.resume.is_new(at)) {
-            return None;
-        }
-        Some(Line {
+    /// The line, or the piece of one, if it is a new one.
+    fn line(&mut self, piece: Piece) -> Option<Line> {
+        let (begun, text) = if let Some(begun) = self.torn.take() {
+            (begun, piece.bytes)
+        } else {
+            let (at, text) = split_timestamp(piece.bytes);
+            let is_new = at.is_none_or(|at| self.resume.is_new(at));
+            (Torn { at, is_new }, text)
+        };
+        self.torn = (!piece.is_last).then_some(begun);
+        begun.is_new.then(|| Line {
             job: self.job.clone(),
             rank: self.rank,
-            at,
+            at: begun.at,
             text,
         })
     }
@@ -176,10 +211,10 @@ impl Lines {
         stream: &mut (impl AsyncBufRead + Unpin),
     ) -> std::io::Result<Option<Line>> {
         loop {
-            let Some(bytes) = read_line(stream).await? else {
+            let Some(piece) = read_line(stream).await? else {
                 return Ok(None);
             };
-            if let Some(line) = self.line(bytes) {
+            if let Some(line) = self.line(piece) {
                 return Ok(Some(line));
             }
         }
@@ -220,21 +255,23 @@ fn split_timestamp(mut bytes: Vec<u8>) -> (Option<Timestamp>, Vec<u8>) {
 }
 
 /// A line without its end, or a piece of one that is too long; `None` at the end of the stream.
-async fn read_line(stream: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Option<Vec<u8>>> {
-    let mut line = Vec::new();
+async fn read_line(stream: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Option<Piece>> {
+    let mut bytes = Vec::new();
     loop {
         let chunk = stream.fill_buf().await?;
         if chunk.is_empty() {
-            return Ok((!line.is_empty()).then_some(line));
+            let is_last = true;
+            return Ok((!bytes.is_empty()).then_some(Piece { bytes, is_last }));
         }
-        let room = LINE_BYTES_MAX - line.len();
+        let room = LINE_BYTES_MAX - bytes.len();
         let end = chunk.iter().take(room).position(|b| *b == b'\n');
         let taken = end.unwrap_or(chunk.len().min(room));
-        line.extend_from_slice(&chunk[..taken]);
+        bytes.extend_from_slice(&chunk[..taken]);
         let used = taken + usize::from(end.is_some());
         stream.consume_unpin(used);
-        if end.is_some() || line.len() == LINE_BYTES_MAX {
-            return Ok(Some(line));
+        let is_last = end.is_some();
+        if is_last || bytes.len() == LINE_BYTES_MAX {
+            return Ok(Some(Piece { bytes, is_last }));
         }
     }
 }
@@ -260,6 +297,26 @@ mod tests {
         }
     }
 
+    /// Only its beginning has a timestamp; when the log is opened anew, its other pieces must be known again all the same.
+    #[tokio::test]
+    async fn a_line_in_pieces_is_given_once() {
+        let mut log = b"2026-11-15T20:39:00.5Z ".to_vec();
+        log.extend(std::iter::repeat_n(b'x', 3 * LINE_BYTES_MAX));
+        log.extend_from_slice(b"\n2026-11-15T20:39:00.6Z end\n");
+        let pod: Pod =
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "a"}})).unwrap();
+        let mut lines = Lines::of(&pod, Opening::default());
+        let mut given = 0;
+        for _ in 0..3 {
+            lines.resume.open();
+            let mut stream = futures::io::Cursor::new(log.clone());
+            while let Some(line) = lines.next(&mut stream).await.unwrap() {
+                given += line.text.len();
+            }
+        }
+        assert_eq!(given, 3 * LINE_BYTES_MAX + "end".len());
+    }
+
     #[tokio::test]
     async fn lines_are_read_whole_and_long_ones_in_pieces() {
         let long = vec![b'x'; LINE_BYTES_MAX + 3];
@@ -268,9 +325,11 @@ mod tests {
         bytes.extend_from_slice(b"\nlast");
         let mut stream = futures::io::Cursor::new(bytes);
         let mut lengths = Vec::new();
-        while let Some(line) = read_line(&mut stream).await.unwrap() {
-            lengths.push(line.len());
+        while let Some(piece) = read_line(&mut stream).await.unwrap() {
+            lengths.push((piece.bytes.len(), piece.is_last));
         }
-        assert_eq!(lengths, [3, 0, 3, LINE_BYTES_MAX, 3, 4]);
+        let expected =
+            [3, 0, 3, LINE_BYTES_MAX, 3, 4].map(|length| (length, length != LINE_BYTES_MAX));
+        assert_eq!(lengths, expected);
     }
 }

@@ -111,39 +111,48 @@ fn ctrl_c_leaves_the_job_running_and_says_how_to_come_back() {
 #[test]
 fn down_stops_jobs_and_up_lets_them_go_on_without_blame() {
     let engine = Engine::start();
-    let script = engine.write(
-        "twice.sh",
-        "echo attempt $STOKE_ATTEMPT\n[ $STOKE_ATTEMPT -gt 1 ] || sleep 1000\n",
-    );
-    engine.stoke(&[
-        "run",
-        "--detach",
-        "--name",
-        "twice",
-        "--retries",
-        "0",
-        "--",
-        "sh",
-        &script,
-    ]);
-    engine.wait_for_phase("twice", "Running");
-    let down = engine.try_stoke(&["down"]);
-    assert!(down.status.success(), "{}", said(&down));
-    assert!(said(&down).contains("1 pod"), "{}", said(&down));
-    let again = engine.try_stoke(&["down"]);
-    assert!(
-        again.status.success(),
-        "nothing is left to stop: {}",
-        said(&again)
-    );
-    engine.up();
-    let job = engine.wait_for_phase("twice", "Complete");
-    assert_eq!(job["status"]["failures"], 0, "{:#}", job["status"]);
-    assert_eq!(
-        job["status"]["attempts"][0]["outcome"], "Interrupted",
-        "{:#}",
-        job["status"]
-    );
+    // The polite one says that it ended well, though its work was not done; the other just dies.
+    for (name, first, engine_is_dead) in [
+        ("rude", "exec sleep 1000", false),
+        ("polite", "trap 'exit 0' TERM; sleep 1000 & wait", false),
+        ("orphaned", "exec sleep 1000", true),
+    ] {
+        let script =
+            format!("echo attempt $STOKE_ATTEMPT; [ $STOKE_ATTEMPT -gt 1 ] && exit 0; {first}");
+        engine.stoke(&[
+            "run",
+            "--detach",
+            "--name",
+            name,
+            "--retries",
+            "0",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ]);
+        engine.wait_for_phase(name, "Running");
+        if engine_is_dead {
+            engine.kill();
+        }
+        let down = engine.try_stoke(&["down"]);
+        assert!(down.status.success(), "{name}: {}", said(&down));
+        assert!(said(&down).contains("1 pod"), "{name}: {}", said(&down));
+        let again = engine.try_stoke(&["down"]);
+        assert!(
+            again.status.success(),
+            "nothing is left to stop: {}",
+            said(&again)
+        );
+        engine.up();
+        let status = &engine.wait_for_phase(name, "Complete")["status"];
+        assert_eq!(status["failures"], 0, "{name}: {status:#}");
+        assert_eq!(status["attempt"], 2, "{name}: {status:#}");
+        assert_eq!(
+            status["attempts"][0]["outcome"], "Interrupted",
+            "{name}: {status:#}"
+        );
+    }
 }
 
 #[test]

@@ -30,6 +30,8 @@ print("rank", os.environ["STOKE_RANK"], "done", flush=True)
         "gang",
         "--workers",
         "2",
+        "--retries",
+        "3",
         "--memory",
         "64Mi",
         "--",

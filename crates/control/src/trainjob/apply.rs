@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use stoke_api::TrainJob;
+use stoke_api::names::pod_name;
 use stoke_api::trainjob::TrainJobStatus;
 use uuid::Uuid;
 
@@ -255,7 +256,7 @@ async fn tell(hub: &Hub, job: &TrainJob, telling: Telling) {
         reason: telling.reason,
         note: Some(telling.message.chars().take(NOTE_LENGTH_MAX).collect()),
         action: "Reconcile".to_owned(),
-        secondary: None,
+        secondary: first_pod(job),
     };
     let regarding = ObjectReference {
         // The same thing told of another version is still the same thing, and counted as such.
@@ -269,6 +270,18 @@ async fn tell(hub: &Hub, job: &TrainJob, telling: Telling) {
             "an Event was not written"
         );
     }
+}
+
+/// Events of one reason are counted as one, with the words of the first. The same step of another attempt is another event.
+fn first_pod(job: &TrainJob) -> Option<ObjectReference> {
+    let attempt = job.status.as_ref()?.attempt;
+    (attempt > 0).then(|| ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(job.namespace().to_owned()),
+        name: Some(pod_name(job.name(), attempt, 0)),
+        ..ObjectReference::default()
+    })
 }
 
 /// The server's word goes to the job's author; silence goes to the log.

@@ -58,7 +58,7 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
         gpus: args.gpus.clone().unwrap_or_default(),
         gpu_types: args.gpu_types.clone(),
         cpus: args.cpus,
-        command: command.to_vec(),
+        command: command.iter().map(|word| as_typed(word)).collect(),
         working_dir: args
             .working_dir
             .as_ref()
@@ -79,11 +79,22 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
             keep: None,
             storage_class: None,
         }),
-        retries: args.retries.unwrap_or(RETRIES),
+        // Who types a command watches it, and wants to see a mistake once.
+        retries: args.retries.unwrap_or(0),
         max_duration: args.max_duration,
         ttl: args.ttl,
         ..TrainJobSpec::default()
     })
+}
+
+/// A container's command knows `$(NAME)` and reads `$$` as `$`; a shell line that someone typed means neither.
+fn as_typed(word: &str) -> String {
+    let is_expanded = word.contains("$(") || word.contains("$$");
+    if is_expanded {
+        word.replace('$', "$$")
+    } else {
+        word.to_owned()
+    }
 }
 
 /// What a manifest need not say, a printed one should not: the short form is the one people keep.
@@ -217,6 +228,17 @@ mod tests {
         match job(&args.job, &args.command, &caller) {
             Ok(job) => crate::render::object::yaml(&job).unwrap(),
             Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn a_typed_line_reaches_the_shell_as_it_was_typed() {
+        for (typed, kept) in [
+            ("echo $HOME", "echo $HOME"),
+            ("kill $$", "kill $$$$"),
+            ("echo $(date) $HOME", "echo $$(date) $$HOME"),
+        ] {
+            assert_eq!(as_typed(typed), kept);
         }
     }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use futures::stream::{SelectAll, StreamExt};
 use stoke_api::trainjob::Phase;
-use stoke_api::{TrainJob, TrainJobStatus};
+use stoke_api::{Reason, TrainJob, TrainJobStatus};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::progress::Progress;
@@ -94,7 +94,13 @@ async fn follow_all(
                 printer.print(&mut out, &line)?;
                 out.flush()
             })?,
-            Happening::Job(job) => progress[index].update(&job),
+            Happening::Job(job) => {
+                progress[index].update(&job);
+                if let Some(failure) = stuck(&job) {
+                    progress[index].finish();
+                    return Err(failure.into());
+                }
+            }
             Happening::Finished(job) => {
                 progress[index].finish();
                 if let Err(failure) = verdict(&job)
@@ -112,6 +118,23 @@ async fn follow_all(
         Some(failure) => Err(failure.into()),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// A job that waits for its author to mend it is not worth waiting for.
+fn stuck(job: &TrainJob) -> Option<Failure> {
+    let status = job.status.as_ref()?;
+    let is_stuck =
+        status.phase == Phase::Queued && status.reason == Reason::Misconfigured.to_string();
+    is_stuck.then(|| {
+        let name = job.name();
+        Failure::new(
+            Exit::Refused,
+            format!("job {name:?} cannot run as it is: {}", status.message),
+        )
+        .hint(format!(
+            "take it back, mend it and run it again: stoke delete {name}"
+        ))
+    })
 }
 
 fn verdict(job: &TrainJob) -> Result<(), Failure> {
