@@ -103,6 +103,10 @@ fn ended(evidence: &Evidence) -> Diagnosis {
     if let Some((reason, message)) = &evidence.disruption {
         let sentence = match reason.as_str() {
             "PreemptionByScheduler" => format!("rank {rank} was preempted by more important work"),
+            // The kubelet says the same word when it makes room and when its machine goes down.
+            "TerminationByKubelet" if evidence.pod_reason == "Terminated" => {
+                format!("rank {rank} was stopped with {}", evidence.node)
+            }
             "TerminationByKubelet" => format!("rank {rank} was evicted from {}", evidence.node),
             _ => format!("rank {rank} was disrupted on {} ({reason})", evidence.node),
         };

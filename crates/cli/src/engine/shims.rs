@@ -4,14 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stoke_api::Span;
-use stoke_node::shim::protocol::{Request, ShimStatus};
+use stoke_node::shim::protocol::{Request, SHUTDOWN, ShimStatus};
 use stoke_node::shim::{self, Connection, Life};
 use tokio::task::JoinSet;
 
 use crate::data_dir::DataDir;
 
-/// What a pod's shim is told; it becomes part of the pod's status on disk.
-const REASON: &str = "Shutdown";
 /// How long past the grace period the last processes may take to be gone.
 const SLACK: Duration = Duration::from_secs(10);
 
@@ -49,7 +47,7 @@ pub async fn stop(pods: Vec<PathBuf>, grace: Span) -> usize {
 async fn stop_one(pod: &Path, grace: Span) -> Result<(), shim::ConnectionError> {
     let stop = Request::Stop {
         grace_seconds: grace.seconds,
-        reason: REASON.to_owned(),
+        reason: SHUTDOWN.to_owned(),
     };
     Connection::open(pod).await?.request(&stop).await?;
     let (status, mut watch) = Connection::open(pod).await?.watch().await?;

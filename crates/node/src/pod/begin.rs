@@ -1,6 +1,6 @@
 //! The first thing a pod's task does: find out whether the pod is new, runs already, or has ended.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -22,7 +22,7 @@ impl Worker {
         });
         let life = shim::life(self.dir.path()).unwrap_or(Life::Gone);
         match (record, life) {
-            (None, Life::Gone) if self.has_begun() => {
+            (None, Life::Gone) if has_begun(&self.pod, self.dir.path()) => {
                 self.take_over(self.guessed_record());
                 self.resume().await
             }
@@ -62,16 +62,6 @@ impl Worker {
         self.health = recorded_health(&self.pod);
         // A resize may have been granted and not yet put in force; supervising finds out.
         self.resize = Some(Resize::InProgress(None));
-    }
-
-    /// Whether a pod without a record has been started all the same: its shim, or the API, remembers.
-    fn has_begun(&self) -> bool {
-        match status::recorded_phase(&self.pod) {
-            Some(Phase::Succeeded | Phase::Failed) => false,
-            Some(Phase::Running) => true,
-            // A status that cannot be read was still written.
-            Some(Phase::Pending) | None => !matches!(shim::read_status(self.dir.path()), Ok(None)),
-        }
     }
 
     fn found_secrets_dir(&self) -> Option<PathBuf> {
@@ -224,6 +214,16 @@ fn recorded_health(
         .collect()
 }
 
+/// Whether a pod without a record has been started all the same: its shim, or the API, remembers.
+fn has_begun(pod: &k8s_openapi::api::core::v1::Pod, dir: &Path) -> bool {
+    match status::recorded_phase(pod) {
+        Some(Phase::Succeeded | Phase::Failed) => false,
+        Some(Phase::Running) => true,
+        // A status that cannot be read was still written.
+        Some(Phase::Pending) | None => !matches!(shim::read_status(dir), Ok(None)),
+    }
+}
+
 /// Whether a pod whose shim is gone has something left to run.
 fn was_interrupted(status: &ShimStatus, restart_policy: &str) -> bool {
     if status.stop_reason.is_some() {
@@ -300,6 +300,19 @@ mod tests {
             init: named(init),
             containers: named(containers),
         }
+    }
+
+    #[test]
+    fn a_pod_without_a_record_is_new_only_if_nothing_remembers_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let begun = |phase: Option<&str>| {
+            let pod = serde_json::json!({"metadata": {}, "status": {"phase": phase}});
+            has_begun(&serde_json::from_value(pod).expect("a pod"), dir.path())
+        };
+        let all = || [None, Some("Pending"), Some("Running"), Some("Failed")].map(begun);
+        assert_eq!(all(), [false, false, true, false], "no status on disk");
+        std::fs::write(dir.path().join("status.json"), b"{").expect("written");
+        assert_eq!(all(), [true, true, true, false], "even a torn status tells");
     }
 
     #[test]

@@ -555,9 +555,6 @@ mod tests {
         assert_eq!(leftovers(root.path()), [left]);
         remove(&claim).expect("removed");
         assert!(!claim.exists());
-        assert_eq!(
-            leftovers(&root.path().join("none")),
-            [""; 0].map(PathBuf::from)
-        );
+        assert!(leftovers(&root.path().join("none")).is_empty());
     }
 }

@@ -253,6 +253,7 @@ mod tests {
           command:
           - sh
           - train.sh
+          retries: 0
         ");
     }
 
