@@ -82,6 +82,9 @@ pub struct Parts<'a> {
     pub body: &'a Bytes,
 }
 
+/// Those that any kind may have.
+const SUBRESOURCES: [&str; 6] = ["status", "log", "binding", "eviction", "resize", "finalize"];
+
 /// Decodes a whole request.
 pub fn decode(parts: &Parts<'_>) -> Result<Request, Status> {
     let target = path::parse(parts.path)?;
@@ -89,6 +92,11 @@ pub fn decode(parts: &Parts<'_>) -> Result<Request, Status> {
     let accept = Accept::parse(parts.headers, &query)?;
     let call = match target {
         Target::Resource(path) => {
+            // Before the body is looked at: what `kubectl exec` sends has none.
+            let part = path.subresource.as_deref();
+            if part.is_some_and(|part| !SUBRESOURCES.contains(&part)) {
+                return Err(Status::no_such_resource());
+            }
             let verb = verb(parts, &path, &query)?;
             Call::Resource { path, verb }
         }

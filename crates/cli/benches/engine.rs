@@ -84,10 +84,11 @@ impl Engine {
         command
             .args(arguments)
             .env("STOKE_DATA_DIR", self.data_dir())
-            .stdin(Stdio::null())
-            .stderr(Stdio::null());
-        if !command.stdout(Stdio::null()).status()?.success() {
-            bail!("stoke {} failed", arguments.join(" "));
+            .stdin(Stdio::null());
+        let output = command.output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("stoke {}: {said}", arguments.join(" "));
         }
         Ok(())
     }

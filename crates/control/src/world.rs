@@ -286,10 +286,16 @@ impl World {
     }
 }
 
-/// It waits for someone to give it a node.
+/// What Kubernetes writes where a pod names no scheduler.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// It waits for us to give it a node. A pod that names another scheduler waits for that one.
 pub fn is_unbound(pod: &Pod) -> bool {
-    let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    let spec = pod.spec.as_ref();
+    let bound = spec.and_then(|spec| spec.node_name.as_deref());
+    let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
     bound.unwrap_or_default().is_empty()
+        && scheduler.is_none_or(|name| name == DEFAULT_SCHEDULER)
         && pod.metadata.deletion_timestamp.is_none()
         && !cluster::is_finished(pod)
 }
@@ -403,6 +409,31 @@ mod tests {
         );
         tell::<Pod>(&mut world, pod(5, "Running"));
         world
+    }
+
+    #[test]
+    fn only_pods_that_wait_for_us_are_bound() {
+        let pod = |spec: serde_json::Value| {
+            let pod = serde_json::json!({"metadata": {"name": "a"}, "spec": spec});
+            serde_json::from_value::<Pod>(pod).unwrap()
+        };
+        for (spec, waits) in [
+            (serde_json::json!({"containers": []}), true),
+            (
+                serde_json::json!({"containers": [], "schedulerName": "default-scheduler"}),
+                true,
+            ),
+            (
+                serde_json::json!({"containers": [], "schedulerName": "another"}),
+                false,
+            ),
+            (
+                serde_json::json!({"containers": [], "nodeName": "n"}),
+                false,
+            ),
+        ] {
+            assert_eq!(is_unbound(&pod(spec.clone())), waits, "{spec}");
+        }
     }
 
     #[test]

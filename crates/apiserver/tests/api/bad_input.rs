@@ -32,6 +32,10 @@ async fn bodies() {
             raw_request("POST", CONFIGS, json, "{\"a\":".repeat(10_000)),
         ),
         (
+            "a subresource that is not served, without a body",
+            raw_request("POST", "/api/v1/namespaces/default/pods/a/exec", json, ""),
+        ),
+        (
             "10 MiB",
             raw_request("POST", CONFIGS, json, "x".repeat(10 << 20)),
         ),
