@@ -1,6 +1,6 @@
 //! Memory limits are real: with cgroups, and without.
 
-use crate::support::{Engine, eventually, is_root, said};
+use crate::support::{Engine, alive, eventually, is_root, said};
 use serde_json::Value;
 
 const GREEDY: &str = r#"
@@ -106,17 +106,17 @@ fn an_ordinary_user_has_limits_too() {
     );
 }
 
+/// The cgroups of a pod, in every hierarchy.
+fn cgroups_of(uid: &str) -> Vec<String> {
+    let found = std::process::Command::new("find")
+        .args(["/sys/fs/cgroup", "-type", "d", "-path", &format!("*{uid}*")])
+        .output();
+    let found = String::from_utf8(found.expect("find runs").stdout).expect("UTF-8");
+    found.lines().map(str::to_owned).collect()
+}
+
 #[test]
 fn nothing_is_left_behind() {
-    let cgroups = || {
-        let found = std::process::Command::new("find")
-            .args(["/sys/fs/cgroup", "-type", "d", "-path", "*stokehold*"])
-            .output();
-        String::from_utf8(found.expect("find runs").stdout)
-            .expect("UTF-8")
-            .lines()
-            .count()
-    };
     let mounts = || {
         std::fs::read_to_string("/proc/self/mountinfo")
             .expect("mountinfo")
@@ -125,26 +125,38 @@ fn nothing_is_left_behind() {
     };
     let mounted_before = mounts();
     let engine = Engine::start();
-    let output = engine.try_stoke(&[
+    let command = "sleep 1000 & echo $!; wait";
+    engine.stoke(&[
         "run",
+        "--detach",
         "--name",
-        "short",
+        "long",
         "--checkpoint",
         "/ckpt",
         "--",
         "sh",
         "-c",
-        "sleep 0.2 & echo ran",
+        command,
     ]);
-    assert!(output.status.success(), "{}", said(&output));
+    // It may not have printed yet, or not even have begun.
+    let grandchild: u32 = eventually("the worker's child", || {
+        let logs = engine.try_stoke(&["logs", "long"]);
+        String::from_utf8(logs.stdout).ok()?.trim().parse().ok()
+    });
+    assert!(alive(grandchild));
+    let pod: Value = serde_json::from_str(&engine.stoke(&["get", "pod", "long-1-0", "-o", "json"]))
+        .expect("JSON");
+    let uid = pod["metadata"]["uid"].as_str().expect("a uid");
+    if enforced_by(&engine) != "SamplingGuard" {
+        assert!(!cgroups_of(uid).is_empty(), "a running pod has its cgroups");
+    }
     assert_eq!(mounts(), mounted_before, "no mount reaches the host");
-    engine.stoke(&["delete", "short", "--wait"]);
+
+    engine.stoke(&["delete", "long", "--wait"]);
     let pods = engine.data_dir().join("pods");
     eventually("the pod's folder to go", || {
         (std::fs::read_dir(&pods).ok()?.count() == 0).then_some(())
     });
-    let uid = engine.data_dir();
-    drop(engine);
-    assert!(!uid.exists());
-    println!("cgroups of stokehold now: {}", cgroups());
+    assert!(!alive(grandchild), "no process is left");
+    assert_eq!(cgroups_of(uid), [""; 0], "no cgroup is left");
 }
