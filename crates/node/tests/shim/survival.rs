@@ -91,25 +91,25 @@ fn a_shim_outlives_who_started_it() -> Outcome {
     Outcome::Passed
 }
 
+const PARENT: usize = 1;
+const SESSION: usize = 3;
+
+/// A field of `/proc/<pid>/stat`, counted from the state. Where the session's leader is outside our pid namespace its
+/// session reads 0, which `getsid` of rustix does not take.
+fn stat_field(pid: impl std::fmt::Display, field: usize) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, rest) = stat.rsplit_once(") ").expect("a command in parentheses");
+    rest.split(' ').nth(field).expect("it is there").to_owned()
+}
+
 fn no_zombie_is_left_to_who_started_it() -> Outcome {
     let pod = Pod::of(sh("main", "sleep 1000")).start();
     let shim = pod.status().pid;
-    let stat = std::fs::read_to_string(format!("/proc/{shim}/stat")).expect("it runs");
-    let fields: Vec<&str> = stat
-        .rsplit_once(") ")
-        .map(|(_, rest)| rest.split(' ').collect())
-        .unwrap_or_default();
+    let ours = std::process::id().to_string();
+    assert_ne!(stat_field(shim, PARENT), ours, "we are not its parent");
     assert_ne!(
-        fields[1],
-        std::process::id().to_string(),
-        "we are not its parent"
-    );
-    assert_ne!(
-        fields[3],
-        rustix::process::getsid(None)
-            .expect("always")
-            .as_raw_pid()
-            .to_string(),
+        stat_field(shim, SESSION),
+        stat_field(&ours, SESSION),
         "nor of its session"
     );
     Outcome::Passed
