@@ -8,7 +8,7 @@ pub(crate) mod kinds;
 pub(crate) mod pod;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use stoke_store::{Key, Write};
 
 use crate::object::{self, Light};
@@ -36,6 +36,31 @@ pub(crate) struct Admitted {
     pub(crate) warnings: Vec<String>,
 }
 
+/// A body understood as an object of a resource: known fields only.
+pub(crate) struct Reading {
+    pub(crate) value: Value,
+    warnings: Vec<String>,
+}
+
+/// Reads a body, or says why it is no object of `resource`. What comes after may only refuse what the object says.
+pub(crate) fn read(
+    resource: &Resource,
+    body: Body,
+    options: WriteOptions,
+) -> Result<Reading, Status> {
+    let mut value = body.value;
+    check_type(resource, &mut value)?;
+    let warnings = check_fields(resource, &mut value, &body.duplicates, options)?;
+    Ok(Reading { value, warnings })
+}
+
+impl Reading {
+    /// A refusal of what was read, with what its author should hear about it besides.
+    pub(crate) fn refused(&self, status: Status) -> Status {
+        status.with_warnings(&self.warnings)
+    }
+}
+
 /// Metadata that only the server writes.
 const SYSTEM_METADATA: [&str; 7] = [
     "uid",
@@ -55,18 +80,23 @@ pub(crate) fn create(
     options: WriteOptions,
     now: Timestamp,
 ) -> Result<Admitted, Status> {
-    let mut object = body.value;
-    check_type(resource, &mut object)?;
+    let Reading {
+        value: mut object,
+        mut warnings,
+    } = read(resource, body, options)?;
     check_namespace(&mut object, namespace)?;
-    if !object::resource_version(&object).is_empty() {
+    if !matches!(object::resource_version(&object), "" | "0") {
         return Err(Status::bad_request(
             "resourceVersion should not be set on objects to be created",
         ));
     }
-    let warnings = check_fields(resource, &mut object, &body.duplicates, options)?;
+    warnings.extend(finalizer_warnings(resource, &object, None));
     let metadata = object::metadata_mut(&mut object);
     for field in SYSTEM_METADATA {
-        metadata.remove(field);
+        // Where nobody counts changes, the number is whoever's who wrote it.
+        if field != "generation" || has_generation(resource) {
+            metadata.remove(field);
+        }
     }
     metadata.remove("resourceVersion");
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
@@ -80,7 +110,9 @@ pub(crate) fn create(
     }
     resource.default(&mut object);
     kinds::on_create(resource, &mut object, now);
-    check(resource, &object, None)?;
+    check(resource, &object, None, Part::Main)
+        .and_then(|errors| refuse(resource, &object, errors))
+        .map_err(|status| status.with_warnings(&warnings))?;
     Ok(Admitted { object, warnings })
 }
 
@@ -89,27 +121,34 @@ pub(crate) fn update(
     resource: &Resource,
     part: Part,
     old: &Value,
-    body: Body,
-    options: WriteOptions,
+    reading: Reading,
+    is_patch: bool,
     now: Timestamp,
 ) -> Result<Admitted, Status> {
-    let mut new = body.value;
-    check_type(resource, &mut new)?;
-    check_expectations(resource, old, &new)?;
-    let warnings = check_fields(resource, &mut new, &body.duplicates, options)?;
+    let Reading {
+        value: mut new,
+        mut warnings,
+    } = reading;
+    check_expectations(resource, old, &new, is_patch)
+        .map_err(|status| status.with_warnings(&warnings))?;
+    warnings.extend(finalizer_warnings(resource, &new, Some(old)));
     protect(resource, part, old, &mut new);
     resource.default(&mut new);
     kinds::on_update(resource, old, &mut new, now);
-    if part != Part::Status && has_generation(resource) && object::spec_differs(old, &new) {
+    let counts = has_generation(resource) && resource.kind != "PriorityClass";
+    if part != Part::Status && counts && object::spec_differs(old, &new) {
         let next = object::generation(old) + 1;
         object::metadata_mut(&mut new).insert("generation".into(), next.into());
     }
-    check(resource, &new, Some(old))?;
-    let mut errors = finalizer_errors(old, &new);
-    if resource.key() == "pods" {
-        errors.extend(pod::update_errors(part, old, &new));
-    }
-    refuse(resource, &new, errors)?;
+    check(resource, &new, Some(old), part)
+        .and_then(|mut errors| {
+            errors.extend(finalizer_errors(old, &new));
+            if resource.key() == "pods" {
+                errors.extend(pod::update_errors(part, old, &new));
+            }
+            refuse(resource, &new, errors)
+        })
+        .map_err(|status| status.with_warnings(&warnings))?;
     Ok(Admitted {
         object: new,
         warnings,
@@ -171,7 +210,11 @@ pub(crate) fn after_create(
 
 /// Kinds whose objects count the changes of their spec.
 fn has_generation(resource: &Resource) -> bool {
-    !resource.is_builtin() || matches!(resource.kind.as_str(), "Pod" | "CustomResourceDefinition")
+    !resource.is_builtin()
+        || matches!(
+            resource.kind.as_str(),
+            "Pod" | "CustomResourceDefinition" | "EndpointSlice" | "PriorityClass"
+        )
 }
 
 /// A kubelet registers its node together with what it found there.
@@ -186,10 +229,17 @@ fn check_type(resource: &Resource, value: &mut Value) -> Result<(), Status> {
     if kind.is_empty() && !resource.is_builtin() {
         return Err(Status::bad_request("Object 'Kind' is missing"));
     }
-    if !api_version.is_empty() && api_version != expected {
+    let is_said = !api_version.is_empty() || !resource.is_builtin();
+    if is_said && api_version != expected {
         return Err(Status::bad_request(format!(
             "the API version in the data ({api_version}) does not match the expected API version ({expected})"
         )));
+    }
+    if !kind.is_empty() && kind != resource.kind && !resource.is_builtin() {
+        let why = format!("must be {}", resource.kind);
+        let error = FieldError::invalid_text("kind", kind, &why);
+        let name = object::name(value);
+        return Err(Status::invalid(kind, &resource.group, name, &[error]));
     }
     if !kind.is_empty() && kind != resource.kind {
         return Err(Status::bad_request(format!(
@@ -239,10 +289,16 @@ pub(crate) fn check_namespace(value: &mut Value, namespace: Option<&str>) -> Res
 }
 
 /// The caller's belief about the object: its identity and, if it says so, its version.
-fn check_expectations(resource: &Resource, old: &Value, new: &Value) -> Result<(), Status> {
+fn check_expectations(
+    resource: &Resource,
+    old: &Value,
+    new: &Value,
+    is_patch: bool,
+) -> Result<(), Status> {
     let name = object::name(old);
     let (old_uid, new_uid) = (object::uid(old), object::uid(new));
-    if !new_uid.is_empty() && new_uid != old_uid {
+    // A patch that says another identity is not late but wrong; that it is, is said with all else that is.
+    if !new_uid.is_empty() && new_uid != old_uid && !is_patch {
         return Err(Status::conflict(
             resource,
             name,
@@ -251,14 +307,22 @@ fn check_expectations(resource: &Resource, old: &Value, new: &Value) -> Result<(
             ),
         ));
     }
-    let version = object::resource_version(new);
+    let version = match object::resource_version(new) {
+        "0" => "",
+        version => version,
+    };
     if version.is_empty() && !allows_unconditional_update(resource) {
-        let error = FieldError {
-            path: "metadata.resourceVersion".into(),
-            reason: FieldReason::Invalid,
-            detail: "Invalid value: 0: must be specified for an update".into(),
-        };
-        return Err(Status::invalid_object(resource, name, &[error]));
+        let error = FieldError::invalid(
+            "metadata.resourceVersion",
+            &0.into(),
+            "must be specified for an update",
+        );
+        return Err(Status::invalid(
+            &resource.plural,
+            &resource.group,
+            name,
+            &[error],
+        ));
     }
     if !version.is_empty() && version != object::resource_version(old) {
         return Err(Status::modified(resource, name));
@@ -270,7 +334,7 @@ fn allows_unconditional_update(resource: &Resource) -> bool {
     resource.is_builtin()
         && !matches!(
             resource.kind.as_str(),
-            "CustomResourceDefinition" | "Lease" | "EndpointSlice" | "PriorityClass"
+            "CustomResourceDefinition" | "Lease" | "EndpointSlice"
         )
 }
 
@@ -281,7 +345,11 @@ fn check_fields(
     duplicates: &[String],
     options: WriteOptions,
 ) -> Result<Vec<String>, Status> {
-    let unknown = resource.prune(value);
+    let mut unknown = resource.prune(value);
+    if !resource.is_builtin() {
+        // The metadata of custom kinds is read before the rest.
+        unknown.sort_by_key(|path| !path.starts_with("metadata."));
+    }
     let mut findings: Vec<String> = unknown
         .iter()
         .map(|path| format!("unknown field \"{path}\""))
@@ -308,9 +376,13 @@ fn protect(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
     if part == Part::Main {
         let metadata = object::metadata_mut(new);
         for field in SYSTEM_METADATA {
-            object::carry(old_metadata, metadata, field);
+            // What is said of these is checked, and silence changes nothing.
+            let said = matches!(field, "uid" | "deletionTimestamp")
+                && metadata.get(field).is_some_and(Value::is_string);
+            if !said {
+                object::carry(old_metadata, metadata, field);
+            }
         }
-        object::carry(old_metadata, metadata, "generateName");
         object::carry(old_metadata, metadata, "resourceVersion");
         if resource.subresources.status {
             restore(old, new, "status");
@@ -323,17 +395,32 @@ fn protect(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
     let mut next = old.clone();
     match part {
         Part::Main => {}
-        Part::Status => restore(new, &mut next, "status"),
+        Part::Status => {
+            restore(new, &mut next, "status");
+            // Of custom kinds it takes the status alone.
+            if resource.is_builtin() {
+                take_metadata(resource, new, &mut next);
+            }
+        }
         Part::Resize => pod::take_resources(new, &mut next),
         Part::Finalize => {
-            let finalizers = new
-                .pointer("/spec/finalizers")
-                .cloned()
-                .unwrap_or_else(|| json!([]));
-            object::child_mut(&mut next, "spec").insert("finalizers".into(), finalizers);
+            restore(new, &mut next, "spec");
+            take_metadata(resource, new, &mut next);
         }
     }
     *new = next;
+}
+
+/// The metadata that is its author's. Who owns a pod is not for its node to say.
+fn take_metadata(resource: &Resource, from: &Value, to: &mut Value) {
+    let empty = Map::new();
+    let said = from["metadata"].as_object().unwrap_or(&empty);
+    let metadata = object::metadata_mut(to);
+    for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
+        if field != "ownerReferences" || resource.key() != "pods" {
+            object::carry(said, metadata, field);
+        }
+    }
 }
 
 fn restore(from: &Value, to: &mut Value, field: &str) {
@@ -347,6 +434,30 @@ fn remove(object: &mut Value, field: &str) {
     if let Some(fields) = object.as_object_mut() {
         fields.remove(field);
     }
+}
+
+/// Custom kinds may have any finalizer, but should not.
+fn finalizer_warnings(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
+    if resource.is_builtin() {
+        return Vec::new();
+    }
+    object::finalizers(new)
+        .filter(|finalizer| {
+            let is_plain = !finalizer.contains('/');
+            let is_standard = matches!(
+                *finalizer,
+                object::ORPHAN_FINALIZER | object::FOREGROUND_FINALIZER
+            );
+            let is_new = old.is_none_or(|old| !object::has_finalizer(old, finalizer));
+            is_plain && !is_standard && is_new
+        })
+        .map(|finalizer| {
+            format!(
+                "metadata.finalizers: {finalizer:?}: prefer a domain-qualified finalizer name to avoid accidental \
+                 conflicts with other finalizer writers"
+            )
+        })
+        .collect()
 }
 
 fn finalizer_errors(old: &Value, new: &Value) -> Vec<FieldError> {
@@ -363,26 +474,54 @@ fn finalizer_errors(old: &Value, new: &Value) -> Vec<FieldError> {
         path: "metadata.finalizers".into(),
         reason: FieldReason::Forbidden,
         detail: format!(
-            "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+            "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers \
+             []string{{{}}}",
+            added
+                .iter()
+                .map(|finalizer| format!("{finalizer:?}"))
+                .collect::<Vec<_>>()
+                .join(", ")
         ),
     }]
 }
 
-fn check(resource: &Resource, new: &Value, old: Option<&Value>) -> Result<(), Status> {
+/// What is wrong with an object; a refusal if it is none of its kind.
+fn check(
+    resource: &Resource,
+    new: &Value,
+    old: Option<&Value>,
+    part: Part,
+) -> Result<Vec<FieldError>, Status> {
     let mut errors = resource.validate(new, old);
+    if part == Part::Status && !resource.is_builtin() {
+        // The status of a custom kind is checked by itself, so its messages begin below it.
+        for error in &mut errors {
+            let below = error.path.strip_prefix("status.").unwrap_or_default();
+            if !below.is_empty() {
+                let whole = format!("{} in body", error.path);
+                error.detail = error.detail.replace(&whole, &format!("{below} in body"));
+            }
+        }
+    }
+    // Metadata has one type in all kinds.
+    let is_typed = |error: &FieldError| {
+        resource.is_builtin() || error.path.split('.').next() == Some("metadata")
+    };
     let wrong: Vec<String> = errors
         .iter()
-        .filter(|error| resource.is_builtin() && error.reason == FieldReason::TypeInvalid)
+        .filter(|error| error.reason == FieldReason::TypeInvalid && is_typed(error))
         .map(ToString::to_string)
         .collect();
     if !wrong.is_empty() {
         return Err(wrong_type(resource, &wrong.join(", ")));
     }
     errors.extend(kinds::errors(resource, new, old));
-    refuse(resource, new, errors)
+    Ok(errors)
 }
 
-fn refuse(resource: &Resource, object: &Value, errors: Vec<FieldError>) -> Result<(), Status> {
+fn refuse(resource: &Resource, object: &Value, mut errors: Vec<FieldError>) -> Result<(), Status> {
+    let mut seen = std::collections::HashSet::new();
+    errors.retain(|error| seen.insert(error.clone()));
     if errors.is_empty() {
         return Ok(());
     }

@@ -77,7 +77,8 @@ async fn install(core: &Core, mut definition: Value) -> Result<(), Status> {
             definition["metadata"]["resourceVersion"] = object::resource_version(&old).into();
             let mut next = old.clone();
             next["spec"] = definition["spec"].take();
-            let admitted = admission::update(resource, Part::Main, &old, body(next), options, now)?;
+            let reading = admission::read(resource, body(next), options)?;
+            let admitted = admission::update(resource, Part::Main, &old, reading, false, now)?;
             if admitted.object != old {
                 write.update(&key, admitted.object)?;
             }

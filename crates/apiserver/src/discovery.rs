@@ -121,12 +121,15 @@ pub fn resources(resources: &[Resource], group: &str, version: &str) -> Option<V
     } else {
         format!("{group}/{version}")
     };
-    Some(json!({
+    let mut list = json!({
         "kind": "APIResourceList",
-        "apiVersion": "v1",
         "groupVersion": group_version,
         "resources": listed,
-    }))
+    });
+    if !group.is_empty() {
+        list["apiVersion"] = "v1".into();
+    }
+    Some(list)
 }
 
 /// `GET /api`, aggregated.
@@ -169,9 +172,19 @@ fn aggregated(resources: &[Resource], groups: &[&str]) -> Value {
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
+    // Built-in kinds say their group and version only where they are others than those they are listed under.
+    let response_kind = |group: &str, version: &str, kind: &str| {
+        let is_own = (group, version) == (resource.group.as_str(), resource.version.as_str());
+        let (group, version) = if resource.is_builtin() && is_own {
+            ("", "")
+        } else {
+            (group, version)
+        };
+        json!({"group": group, "version": version, "kind": kind})
+    };
     let mut fields = json!({
         "resource": resource.plural,
-        "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
+        "responseKind": response_kind(&resource.group, &resource.version, &resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": resource.singular,
         "verbs": resource.verbs(),
@@ -182,7 +195,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
         .map(|part| {
             json!({
                 "subresource": part.name,
-                "responseKind": {"group": part.group, "version": part.version, "kind": part.kind},
+                "responseKind": response_kind(part.group, part.version, part.kind),
                 "verbs": part.verbs,
             })
         })
@@ -253,7 +266,7 @@ fn of_version<'a>(
         .filter(move |resource| resource.group == group && resource.version == version)
 }
 
-/// Every group with a name, in the order of the registry.
+/// Every group with a name: the built-in ones in the order of the registry, then the others by name.
 fn named_groups(resources: &[Resource]) -> Vec<&str> {
     let mut groups: Vec<&str> = Vec::new();
     for resource in resources {
@@ -261,6 +274,13 @@ fn named_groups(resources: &[Resource]) -> Vec<&str> {
             groups.push(&resource.group);
         }
     }
+    let builtin = |group: &&str| {
+        Resource::builtins()
+            .iter()
+            .any(|known| known.group == *group)
+    };
+    let custom = groups.iter().filter(|group| builtin(group)).count();
+    groups[custom..].sort_unstable();
     groups
 }
 
@@ -318,8 +338,8 @@ mod tests {
         let mut plain = Vec::new();
         for (group, version) in [
             ("", "v1"),
-            ("apiextensions.k8s.io", "v1"),
             ("events.k8s.io", "v1"),
+            ("apiextensions.k8s.io", "v1"),
         ] {
             let list = resources(served, group, version).unwrap();
             for resource in list["resources"].as_array().unwrap() {

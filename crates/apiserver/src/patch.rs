@@ -6,7 +6,7 @@
 mod strategic;
 mod strategy;
 
-use json_patch::{PatchErrorKind, PatchOperation};
+use json_patch::{AddOperation, PatchErrorKind, PatchOperation};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -45,9 +45,8 @@ pub fn json_patch(doc: &mut Value, patch: &Value) -> Result<(), PatchError> {
     }
     let operations = operations
         .iter()
-        .map(PatchOperation::deserialize)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
+        .map(operation)
+        .collect::<Result<Vec<_>, _>>()?;
     // A copy is patched, because json-patch loses the moved value when the second half of a move fails.
     let mut patched = doc.clone();
     let mut copied_bytes = 0;
@@ -58,11 +57,41 @@ pub fn json_patch(doc: &mut Value, patch: &Value) -> Result<(), PatchError> {
     Ok(())
 }
 
+/// One operation. A value that is not given is null, as Kubernetes reads it.
+fn operation(given: &Value) -> Result<PatchOperation, PatchError> {
+    let mut given = given.clone();
+    if let Some(fields) = given.as_object_mut() {
+        fields.entry("value").or_insert(Value::Null);
+    }
+    PatchOperation::deserialize(given)
+        .map_err(|error| PatchError::Unprocessable(format!("error decoding patch: {error}")))
+}
+
+/// To replace a field that an object does not have is to add it, as in Kubernetes.
+fn as_addition(doc: &Value, operation: PatchOperation) -> PatchOperation {
+    match operation {
+        PatchOperation::Replace(replace) => {
+            let parent = replace.path.as_str().rsplit_once('/');
+            let parent = parent.and_then(|(parent, _)| doc.pointer(parent));
+            if parent.is_some_and(Value::is_object) {
+                PatchOperation::Add(AddOperation {
+                    path: replace.path,
+                    value: replace.value,
+                })
+            } else {
+                PatchOperation::Replace(replace)
+            }
+        }
+        other => other,
+    }
+}
+
 fn apply(
     doc: &mut Value,
     operation: PatchOperation,
     copied_bytes: &mut usize,
 ) -> Result<(), PatchError> {
+    let operation = as_addition(doc, operation);
     let below = match &operation {
         PatchOperation::Add(add) => depth(&add.value),
         PatchOperation::Replace(replace) => depth(&replace.value),
@@ -203,7 +232,7 @@ mod tests {
             json!([{"op": "frob", "path": "/a"}]),
             json!([{"op": "add", "path": "a", "value": 1}]),
             json!([{"op": "test", "path": "/a/b/0", "value": 2}]),
-            json!([{"op": "replace", "path": "/x", "value": 2}]),
+            json!([{"op": "replace", "path": "/a/b/7", "value": 2}]),
             json!([{"op": "remove", "path": "/a/b/2"}]),
             json!([{"op": "add", "path": "/a/b/9", "value": 2}]),
             json!([{"op": "move", "from": "/a/b", "path": "/x/y"}]),
@@ -221,10 +250,10 @@ mod tests {
         .collect();
         insta::assert_snapshot!(table.join("\n"), @r#"
 Malformed("a JSON patch is a list of operations")
-Malformed("error decoding patch: unknown variant `frob`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test`")
-Malformed("error decoding patch: json pointer failed to parse; does not start with a slash ('/') and is not empty")
+Unprocessable("error decoding patch: unknown variant `frob`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test`")
+Unprocessable("error decoding patch: json pointer failed to parse; does not start with a slash ('/') and is not empty")
 Unprocessable("testing path /a/b/0 failed: the value differs")
-Unprocessable("path /x does not exist")
+Unprocessable("path /a/b/7 does not exist")
 Unprocessable("path /a/b/2 does not exist")
 Unprocessable("path /a/b/9 does not exist")
 Unprocessable("path /x/y does not exist")

@@ -74,13 +74,18 @@ impl Reply {
             }
         };
         let mut response = json_response(self.code, body);
-        for warning in &self.warnings {
-            let text = format!("299 - {}", quoted(warning));
-            if let Ok(value) = HeaderValue::from_str(&text) {
-                response.headers_mut().append(header::WARNING, value);
-            }
-        }
+        warn(&mut response, &self.warnings);
         Ok(response)
+    }
+}
+
+/// Says what the author of a request should hear beside the answer.
+pub(crate) fn warn(response: &mut Response, warnings: &[String]) {
+    for warning in warnings {
+        let text = format!("299 - {}", quoted(warning));
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            response.headers_mut().append(header::WARNING, value);
+        }
     }
 }
 

@@ -82,22 +82,27 @@ pub struct Parts<'a> {
     pub body: &'a Bytes,
 }
 
-/// Those that any kind may have.
-const SUBRESOURCES: [&str; 6] = ["status", "log", "binding", "eviction", "resize", "finalize"];
+/// What a path names, so that what is not served can be refused before its body is looked at.
+pub fn target(path: &str) -> Result<Target, Status> {
+    path::parse(path)
+}
 
 /// Decodes a whole request.
 pub fn decode(parts: &Parts<'_>) -> Result<Request, Status> {
     let target = path::parse(parts.path)?;
     let query = query::Query::parse(parts.query.unwrap_or_default())?;
-    let accept = Accept::parse(parts.headers, &query)?;
+    let is_text = match &target {
+        Target::Health => true,
+        Target::Resource(path) => path.subresource.as_deref() == Some("log"),
+        _ => false,
+    };
+    let accept = Accept::parse(parts.headers, &query, is_text)?;
     let call = match target {
         Target::Resource(path) => {
-            // Before the body is looked at: what `kubectl exec` sends has none.
-            let part = path.subresource.as_deref();
-            if part.is_some_and(|part| !SUBRESOURCES.contains(&part)) {
-                return Err(Status::no_such_resource());
-            }
             let verb = verb(parts, &path, &query)?;
+            if !matches!(verb, Verb::Watch(..)) {
+                accept.fits(matches!(verb, Verb::List(_) | Verb::DeleteCollection(..)))?;
+            }
             Call::Resource { path, verb }
         }
         document => {
@@ -114,14 +119,12 @@ fn verb(parts: &Parts<'_>, path: &ResourcePath, query: &query::Query) -> Result<
     let named = path.name.is_some();
     match *parts.method {
         Method::GET if path.subresource.as_deref() == Some("log") => {
-            Ok(Verb::Log(query.log_options()?))
+            let pod = path.name.as_deref().unwrap_or_default();
+            Ok(Verb::Log(query.log_options(pod)?))
         }
-        Method::GET if query.flag("watch") && path.subresource.is_none() => {
-            let mut options = query.list_options()?;
-            if let Some(name) = &path.name {
-                options.only(name);
-            }
-            Ok(Verb::Watch(options, query.watch_options()?))
+        // Of one object there is no watch but by its name as a field.
+        Method::GET if query.flag("watch") && !named => {
+            Ok(Verb::Watch(query.list_options()?, query.watch_options()?))
         }
         Method::GET if named => Ok(Verb::Get(query.list_options()?)),
         Method::GET => Ok(Verb::List(query.list_options()?)),
@@ -147,7 +150,8 @@ fn verb(parts: &Parts<'_>, path: &ResourcePath, query: &query::Query) -> Result<
     }
 }
 
-const OBJECT_TYPES: &str = "application/json, application/yaml";
+const OBJECT_TYPES: &str =
+    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 fn object(parts: &Parts<'_>) -> Result<Body, Status> {
     check_length(parts.body)?;
@@ -172,7 +176,9 @@ fn patch(parts: &Parts<'_>) -> Result<Patch, Status> {
     check_length(parts.body)?;
     let body = body::json_value(parts.body)?;
     if kind != PatchKind::Json && !body.is_object() {
-        return Err(Status::bad_request("a merge patch must be a JSON object"));
+        return Err(Status::bad_request(
+            "error decoding patch: a merge patch must be a JSON object",
+        ));
     }
     Ok(Patch { kind, body })
 }

@@ -60,6 +60,8 @@ enum Origin {
     Builtin(&'static builtin::Builtin, Arc<OnceLock<Schema>>),
     Crd {
         schema: Schema,
+        /// Of the version that is stored, where this is another: what that does not know is not kept.
+        storage: Option<Schema>,
         /// The `openAPIV3Schema` of the version, kept for the OpenAPI document.
         document: Arc<Value>,
     },
@@ -151,11 +153,24 @@ impl Resource {
         const ONE_BY_ONE: &[&str] = &[
             "create", "delete", "get", "list", "patch", "update", "watch",
         ];
+        // In the order in which Kubernetes lists them.
+        const CUSTOM: &[&str] = &[
+            "delete",
+            "deletecollection",
+            "get",
+            "list",
+            "patch",
+            "create",
+            "update",
+            "watch",
+        ];
         // Deleting all namespaces in one request is too easily a mistake.
         if self.key() == "namespaces" {
             ONE_BY_ONE
-        } else {
+        } else if self.is_builtin() {
             ALL
+        } else {
+            CUSTOM
         }
     }
 
@@ -219,14 +234,32 @@ impl Resource {
     /// of the reason `TypeInvalid` is a body that cannot be decoded (400).
     pub fn validate(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
         let mut errors = metadata::check(self, new, old);
-        errors.extend(self.schema().validate(new));
+        let of_schema = self.schema().validate(new);
+        let fits = of_schema.is_empty();
+        errors.extend(of_schema);
         // Typed rules read fields by their types; they would only repeat what is said already. Those of our own kinds stand for
         // CEL rules, which Kubernetes asks only about an object that its schema has nothing against.
-        let is_blocking = |error: &FieldError| {
-            self.group == crd::OWN_GROUP || error.reason == FieldReason::TypeInvalid
+        let is_own = self.group == crd::OWN_GROUP;
+        let is_blocking = |error: &FieldError| match error.reason {
+            FieldReason::TypeInvalid => true,
+            FieldReason::NotSupported
+            | FieldReason::Required
+            | FieldReason::TooLong
+            | FieldReason::TooMany => is_own,
+            _ => false,
         };
         if !errors.iter().any(is_blocking) {
-            errors.extend(rules::check(self, new, old));
+            // Rules of ours read an object by its type, which one that breaks its schema need not have.
+            if fits || !is_own || rules::is_readable(&self.kind, new) {
+                errors.extend(rules::check(self, new, old));
+            }
+        } else if is_own {
+            errors.push(FieldError::invalid(
+                "",
+                &Value::Null,
+                "some validation rules were not checked because the object was invalid; correct the existing errors \
+                 to complete validation",
+            ));
         }
         let mut seen = std::collections::HashSet::new();
         errors.retain(|error| seen.insert(error.clone()));
@@ -244,6 +277,14 @@ impl Resource {
             event::to_core(object);
         }
         set_api_version(object, &self.storage_api_version, &self.kind);
+        if let Origin::Crd {
+            storage: Some(storage),
+            ..
+        } = &self.origin
+        {
+            storage.prune(object);
+            storage.default(object);
+        }
     }
 
     /// Turns a stored object into the shape of this version.

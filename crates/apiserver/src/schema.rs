@@ -36,6 +36,7 @@ const ERRORS_MAX: usize = 100;
 pub struct Schema {
     nodes: Arc<[Node]>,
     root: NodeId,
+    is_custom: bool,
 }
 
 /// What to do with `x-kubernetes-validations` in a CRD, which this server does not evaluate.
@@ -82,7 +83,7 @@ impl Schema {
     /// Removes unknown fields and returns their paths (`spec.foo`, `spec.containers[0].foo`).
     /// In built-in kinds, `null` means absent and is removed silently.
     pub fn prune(&self, object: &mut Value) -> Vec<String> {
-        shape::prune(&self.nodes, self.root, object)
+        shape::prune(&self.nodes, self.root, self.is_custom, object)
     }
 
     /// Everything wrong with the object, at most a hundred errors.
@@ -102,7 +103,7 @@ impl Schema {
         let node = &self.nodes[id.index()];
         if let Some(default) = &node.default {
             let path = format!("{path}.default");
-            let unknown = shape::prune(&self.nodes, id, &mut default.clone());
+            let unknown = shape::prune(&self.nodes, id, true, &mut default.clone());
             errors.extend(
                 unknown
                     .iter()

@@ -23,6 +23,8 @@ pub enum SelectorError {
     Syntax(String),
     #[error("field label not supported: {0}")]
     UnsupportedField(String),
+    #[error("{0:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")]
+    UnknownField(String),
     #[error("selector is longer than {LENGTH_MAX} bytes")]
     TooLong,
 }

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use stoke_store::{Key, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,7 +21,7 @@ use crate::discovery;
 use crate::logs::LogSource;
 use crate::openapi;
 use crate::registry::{Current, Registry};
-use crate::reply::{encode, json_response};
+use crate::reply::{self, encode, json_response};
 use crate::request::{
     self, Accept, BODY_BYTES_MAX, Call, Parts, Request, ResourcePath, Target, Verb,
 };
@@ -57,6 +57,9 @@ impl Default for Options {
         }
     }
 }
+
+const ENDPOINTS_ARE_OLD: &str =
+    "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
 
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -151,6 +154,7 @@ impl Core {
         let request_permit = take(&self.requests)?;
         let (parts, body) = http.into_parts();
         let body = read_body(&parts.headers, body).await?;
+        self.check_route(&parts.method, parts.uri.path())?;
         let request = request::decode(&Parts {
             method: &parts.method,
             path: parts.uri.path(),
@@ -166,10 +170,57 @@ impl Core {
                     Verb::Watch(..) | Verb::Log(_) => Some(take(&self.streams)?),
                     _ => None,
                 };
+                let is_endpoints = path.group.is_empty() && path.plural == "endpoints";
                 let answer = self.resource(path, verb, accept, stream_permit).await;
                 drop(request_permit);
-                answer
+                if !is_endpoints {
+                    return answer;
+                }
+                let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+                reply::warn(&mut response, &[ENDPOINTS_ARE_OLD.to_owned()]);
+                Ok(response)
             }
+        }
+    }
+
+    /// Whether there is anything at `path` that knows `method`. Asked before the body is looked at: what is not served
+    /// is not found, whatever was sent to it.
+    fn check_route(&self, method: &Method, path: &str) -> Result<(), Status> {
+        let Target::Resource(path) = request::target(path)? else {
+            return Ok(());
+        };
+        let registry = self.registry.get();
+        let resource = registry
+            .find(&path.group, &path.version, &path.plural)
+            .ok_or_else(|| nothing_in(&path.group))?;
+        check_scope(resource, &path, method)?;
+        let (Some(name), Some(part)) = (&path.name, path.subresource.as_deref()) else {
+            let is_collection = path.name.is_none();
+            let deletes_all = is_collection && method == Method::DELETE;
+            return if deletes_all && !resource.verbs().contains(&"deletecollection") {
+                Err(Status::method_not_allowed())
+            } else {
+                Ok(())
+            };
+        };
+        let has = &resource.subresources;
+        let is_served = match part {
+            "status" => has.status,
+            "log" => has.log,
+            "binding" => has.binding,
+            "eviction" => has.eviction,
+            "resize" => has.resize,
+            "finalize" => has.finalize,
+            _ => false,
+        };
+        if part == "finalize" && is_served && method != Method::PUT {
+            Err(Status::method_not_allowed())
+        } else if is_served {
+            Ok(())
+        } else if resource.is_builtin() {
+            Err(Status::no_such_resource())
+        } else {
+            Err(Status::not_found(resource, name))
         }
     }
 
@@ -188,11 +239,10 @@ impl Core {
             Target::CoreVersions => discovery::core_versions(&self.options.address),
             Target::Groups => discovery::groups(resources),
             Target::Group(group) => {
-                discovery::group(resources, group).ok_or_else(Status::no_such_resource)?
+                discovery::group(resources, group).ok_or_else(|| nothing_in(group))?
             }
             Target::GroupVersion { group, version } => {
-                discovery::resources(resources, group, version)
-                    .ok_or_else(Status::no_such_resource)?
+                discovery::resources(resources, group, version).ok_or_else(|| nothing_in(group))?
             }
             Target::OpenApiV2 => openapi::v2(resources),
             Target::OpenApiIndex => openapi::index(resources),
@@ -213,8 +263,7 @@ impl Core {
         let registry = self.registry.get();
         let resource = registry
             .find(&path.group, &path.version, &path.plural)
-            .ok_or_else(Status::no_such_resource)?;
-        check_scope(resource, &path, &verb)?;
+            .ok_or_else(|| nothing_in(&path.group))?;
         let namespace = path.namespace.as_deref();
         let shape = accept.shape;
         let Some(name) = path.name.as_deref() else {
@@ -263,10 +312,6 @@ impl Core {
             Verb::Get(options) => get(self, resource, key, &options)
                 .await?
                 .render(resource, shape),
-            Verb::Watch(options, how) if part == Part::Main => {
-                let permit = stream_permit.ok_or_else(Status::too_many_requests)?;
-                watch(self, resource, namespace, options, how, shape, permit).await
-            }
             Verb::Update(body, options) => {
                 update(self, resource, key, part, Change::Replace(body), options)
                     .await?
@@ -285,19 +330,34 @@ impl Core {
     }
 }
 
+/// Where a group is built in, the API says what is missing in it; of other groups it knows nothing.
+fn nothing_in(group: &str) -> Status {
+    let is_builtin = Resource::builtins()
+        .iter()
+        .any(|resource| resource.group == group);
+    if is_builtin {
+        Status::no_such_resource()
+    } else {
+        Status::no_such_page()
+    }
+}
+
 /// A namespaced object is named inside its namespace; a cluster-wide one is not.
-fn check_scope(resource: &Resource, path: &ResourcePath, verb: &Verb) -> Result<(), Status> {
-    match (resource.namespaced, path.namespace.is_some()) {
-        (false, true) => Err(Status::no_such_resource()),
-        (true, false) if path.name.is_some() => Err(Status::no_such_resource()),
-        (true, false) => match verb {
-            Verb::List(_) | Verb::Watch(..) => Ok(()),
-            Verb::Create(..) => Err(Status::bad_request(
-                "an empty namespace may not be set during creation",
-            )),
-            _ => Err(Status::method_not_allowed()),
-        },
-        _ => Ok(()),
+fn check_scope(resource: &Resource, path: &ResourcePath, method: &Method) -> Result<(), Status> {
+    let is_scoped = match (resource.namespaced, path.namespace.is_some()) {
+        (false, true) => false,
+        // All namespaces at once can only be looked at.
+        (true, false) => path.name.is_none() && method == Method::GET,
+        _ => true,
+    };
+    if is_scoped {
+        Ok(())
+    } else if !resource.is_builtin() {
+        Err(Status::no_such_page())
+    } else if resource.namespaced && path.name.is_none() {
+        Err(Status::method_not_allowed())
+    } else {
+        Err(Status::no_such_resource())
     }
 }
 
@@ -307,26 +367,46 @@ fn take(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Status> {
         .map_err(|_| Status::too_many_requests())
 }
 
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Status> {
+async fn read_body(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Status> {
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > BODY_BYTES_MAX) {
-        return Err(Status::too_large(BODY_BYTES_MAX));
-    }
-    let collected = Limited::new(body, BODY_BYTES_MAX).collect();
-    let Ok(collected) = tokio::time::timeout(BODY_TIMEOUT, collected).await else {
-        return Err(Status::bad_request(
-            "the body of the request did not arrive in time",
-        ));
+    let read = async {
+        if announced.is_some_and(|length| length > BODY_BYTES_MAX) {
+            discard(&mut body).await;
+            return Err(Status::too_large(BODY_BYTES_MAX));
+        }
+        match Limited::new(&mut body, BODY_BYTES_MAX).collect().await {
+            Ok(collected) => Ok(collected.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => {
+                discard(&mut body).await;
+                Err(Status::too_large(BODY_BYTES_MAX))
+            }
+            Err(error) => Err(Status::bad_request(format!(
+                "the body of the request could not be read: {error}"
+            ))),
+        }
     };
-    match collected {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Status::too_large(BODY_BYTES_MAX)),
-        Err(error) => Err(Status::bad_request(format!(
-            "the body of the request could not be read: {error}"
-        ))),
+    tokio::time::timeout(BODY_TIMEOUT, read)
+        .await
+        .unwrap_or_else(|_| {
+            Err(Status::bad_request(
+                "the body of the request did not arrive in time",
+            ))
+        })
+}
+
+/// Reads on for a while without keeping anything: a client that is still writing when the connection closes sees a broken
+/// pipe instead of the refusal.
+async fn discard(body: &mut Body) {
+    let mut left = BODY_BYTES_MAX;
+    while let Some(Ok(frame)) = body.frame().await {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        match left.checked_sub(length) {
+            Some(rest) => left = rest,
+            None => return,
+        }
     }
 }
 

@@ -19,7 +19,12 @@ struct Inner {
     code: StatusCode,
     reason: &'static str,
     message: String,
-    details: Map<String, Value>,
+    /// Shown if there is something in it, and always where the request as a whole was not understood.
+    details: Option<Map<String, Value>>,
+    /// Said as plain text, because no part of the API was asked.
+    plain: bool,
+    /// What else the author of the request should hear.
+    warnings: Vec<String>,
 }
 
 impl Status {
@@ -28,12 +33,25 @@ impl Status {
             code,
             reason,
             message: message.into(),
-            details: Map::new(),
+            details: None,
+            plain: false,
+            warnings: Vec::new(),
         }))
     }
 
+    fn details(&mut self) -> &mut Map<String, Value> {
+        self.0.details.get_or_insert_default()
+    }
+
+    /// A refusal does not make warnings pointless.
+    #[must_use]
+    pub fn with_warnings(mut self, warnings: &[String]) -> Self {
+        self.0.warnings = warnings.to_vec();
+        self
+    }
+
     fn about(mut self, resource: &Resource, name: &str) -> Self {
-        let details = &mut self.0.details;
+        let details = self.details();
         if !name.is_empty() {
             details.insert("name".into(), name.into());
         }
@@ -49,7 +67,7 @@ impl Status {
         if !field.is_empty() {
             cause["field"] = field.into();
         }
-        self.0.details.insert("causes".into(), json!([cause]));
+        self.details().insert("causes".into(), json!([cause]));
         self
     }
 
@@ -86,29 +104,43 @@ impl Status {
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(resource, name)
     }
 
-    /// The path names nothing that is served.
+    /// The path names nothing that is served in a group that is.
     pub fn no_such_resource() -> Self {
-        Self::new(
+        let mut status = Self::new(
             StatusCode::NOT_FOUND,
             "NotFound",
             "the server could not find the requested resource",
-        )
+        );
+        status.details();
+        status
+    }
+
+    /// The path is none of the API's.
+    pub fn no_such_page() -> Self {
+        let mut status = Self::new(StatusCode::NOT_FOUND, "NotFound", "404 page not found");
+        status.0.plain = true;
+        status
     }
 
     pub fn method_not_allowed() -> Self {
-        Self::new(
+        let mut status = Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "MethodNotAllowed",
             "the server does not allow this method on the requested resource",
-        )
+        );
+        status.details();
+        status
     }
 
     pub fn not_acceptable(accepted: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_ACCEPTABLE,
-            "NotAcceptable",
-            format!("only the following media types are accepted: {accepted}"),
-        )
+        Self::unacceptable(format!(
+            "only the following media types are accepted: {accepted}"
+        ))
+    }
+
+    /// 406: the answer cannot take the shape that was asked for.
+    pub fn unacceptable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
     }
 
     pub fn unsupported_media_type(accepted: &str) -> Self {
@@ -126,12 +158,43 @@ impl Status {
         Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(resource, name)
     }
 
+    /// The name is taken by an object that is on its way out.
+    pub fn still_exists(resource: &Resource, name: &str) -> Self {
+        let mut status = Self::already_exists(resource, name);
+        status.0.message = format!("object is being deleted: {}", status.0.message);
+        status
+    }
+
     pub fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} \"{name}\": {why}",
             resource.group_resource()
         );
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, name)
+    }
+
+    /// The pod is not to be given to a node any more.
+    pub fn binding_conflict(pod: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on pods/binding \"{pod}\": {why}");
+        let mut status = Self::new(StatusCode::CONFLICT, "Conflict", message);
+        let details = status.details();
+        details.insert("name".into(), pod.into());
+        details.insert("kind".into(), "pods/binding".into());
+        status
+    }
+
+    /// Like [`Status::conflict`], but about a kind rather than a resource.
+    pub fn other_object(resource: &Resource, name: &str, why: &str) -> Self {
+        let subject = if resource.group.is_empty() {
+            resource.kind.clone()
+        } else {
+            format!("{}.{}", resource.kind, resource.group)
+        };
+        let message = format!("Operation cannot be fulfilled on {subject} \"{name}\": {why}");
+        let mut status = Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, name);
+        let kind = resource.kind.clone().into();
+        status.details().insert("kind".into(), kind);
+        status
     }
 
     /// The caller wrote on top of a state that is no longer the latest.
@@ -173,8 +236,7 @@ impl Status {
         )
         .cause("ResourceVersionTooLarge", "Too large resource version", "");
         status
-            .0
-            .details
+            .details()
             .insert("retryAfterSeconds".into(), 1.into());
         status
     }
@@ -186,8 +248,7 @@ impl Status {
             "too many requests, please try again later",
         );
         status
-            .0
-            .details
+            .details()
             .insert("retryAfterSeconds".into(), 1.into());
         status
     }
@@ -221,7 +282,7 @@ impl Status {
             "Invalid",
             format!("{subject} \"{name}\" is invalid: {text}"),
         );
-        let details = &mut status.0.details;
+        let details = status.details();
         if !name.is_empty() {
             details.insert("name".into(), name.into());
         }
@@ -244,12 +305,17 @@ impl Status {
 
     /// Like [`Status::invalid`], for an object of `resource`.
     pub fn invalid_object(resource: &Resource, name: &str, errors: &[FieldError]) -> Self {
-        Self::invalid(&resource.kind, &resource.group, name, errors)
+        // Both faces of events are checked as the older one.
+        let is_event = resource.is_builtin() && resource.kind == "Event";
+        let group = if is_event { "" } else { &resource.group };
+        Self::invalid(&resource.kind, group, name, errors)
     }
 
     /// 422 for something wrong with the request itself, such as a patch that does not fit.
     pub fn unprocessable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+        let mut status = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
+        status.details();
+        status
     }
 
     pub fn code(&self) -> StatusCode {
@@ -275,8 +341,8 @@ impl Status {
             "reason": inner.reason,
             "code": inner.code.as_u16(),
         });
-        if !inner.details.is_empty() {
-            status["details"] = Value::Object(inner.details.clone());
+        if let Some(details) = &inner.details {
+            status["details"] = Value::Object(details.clone());
         }
         status
     }
@@ -309,6 +375,9 @@ impl std::error::Error for Status {}
 
 impl IntoResponse for Status {
     fn into_response(self) -> Response {
+        if self.0.plain {
+            return (self.code(), format!("{}\n", self.0.message)).into_response();
+        }
         let body = self.to_value().to_string();
         let mut response = (
             self.code(),
@@ -316,7 +385,9 @@ impl IntoResponse for Status {
             body,
         )
             .into_response();
-        if self.0.details.contains_key("retryAfterSeconds") {
+        crate::reply::warn(&mut response, &self.0.warnings);
+        let details = self.0.details.as_ref();
+        if details.is_some_and(|details| details.contains_key("retryAfterSeconds")) {
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

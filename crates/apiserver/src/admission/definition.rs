@@ -75,6 +75,21 @@ pub(super) fn on_update(old: &Value, new: &mut Value, now: Timestamp) {
     }
 }
 
+/// Says that the objects of the kind are about to go.
+pub(crate) fn begin_termination(definition: &mut Value, now: Timestamp) {
+    let condition = json!({
+        "type": "Terminating",
+        "status": "True",
+        "lastTransitionTime": object::time(now),
+        "reason": "InstanceDeletionPending",
+        "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+    });
+    let conditions = definition["status"]["conditions"].as_array_mut();
+    if let Some(conditions) = conditions {
+        conditions.push(condition);
+    }
+}
+
 fn storage_version(definition: &Value) -> Option<&str> {
     let versions = definition["spec"]["versions"].as_array()?;
     let stored = versions.iter().find(|version| version["storage"] == true)?;

@@ -7,6 +7,7 @@ mod update;
 
 use std::ops::ControlFlow;
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use stoke_store::{Key, Scan, Write};
 
@@ -17,17 +18,29 @@ use crate::status::Status;
 pub(super) use rules::errors;
 pub(super) use update::{take_resources, update_errors};
 
-pub(super) fn on_create(pod: &mut Value) {
+pub(super) fn on_create(pod: &mut Value, now: Timestamp) {
     defaults::fill(pod);
     pod["status"] = json!({"phase": "Pending", "qosClass": qos::class(pod)});
+    let gates = pod["spec"]["schedulingGates"].as_array();
+    if gates.is_some_and(|gates| !gates.is_empty()) {
+        pod["status"]["conditions"] = json!([{
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+            "lastProbeTime": null,
+            "lastTransitionTime": object::time(now),
+        }]);
+    }
 }
 
 pub(super) fn on_update(pod: &mut Value) {
     defaults::fill(pod);
+    defaults::fill_status(pod);
 }
 
 /// The lists of containers a pod has, with the path of each.
-const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
+const CONTAINER_LISTS: [&str; 2] = ["containers", "initContainers"];
 
 fn containers<'a>(pod: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
     pod["spec"][list].as_array().into_iter().flatten()
@@ -66,25 +79,29 @@ pub(super) fn check_surroundings(
         return Err(Status::forbidden(resource, &name, &why));
     }
     let class = priority_class(write, pod["spec"]["priorityClassName"].as_str())?;
+    let named = pod["spec"]["priorityClassName"].as_str();
+    if let (None, Some(missing)) = (&class, named.filter(|name| !name.is_empty())) {
+        let why = format!("no PriorityClass with name {missing} was found");
+        return Err(Status::forbidden(resource, &name, &why));
+    }
+    let computed = class.as_ref().and_then(|class| class["value"].as_i64());
+    let computed = computed.unwrap_or(0);
+    if let Some(said) = pod["spec"]["priority"].as_i64()
+        && said != computed
+    {
+        let why = format!(
+            "the integer value of priority ({said}) must not be provided in pod spec; priority admission controller \
+             computed {computed} from the given PriorityClass name"
+        );
+        return Err(Status::forbidden(resource, &name, &why));
+    }
     let spec = object::child_mut(pod, "spec");
-    match class {
-        Some(class) => {
-            let value = class["value"].as_i64().unwrap_or(0);
-            spec.insert("priority".into(), value.into());
-            object::fill(spec, "priorityClassName", class["metadata"]["name"].clone());
-            if let Some(policy) = class["preemptionPolicy"].as_str() {
-                object::fill(spec, "preemptionPolicy", policy);
-            }
+    spec.insert("priority".into(), computed.into());
+    if let Some(class) = class {
+        object::fill(spec, "priorityClassName", class["metadata"]["name"].clone());
+        if let Some(policy) = class["preemptionPolicy"].as_str() {
+            object::fill(spec, "preemptionPolicy", policy);
         }
-        None => match spec.get("priorityClassName").and_then(Value::as_str) {
-            Some(missing) if !missing.is_empty() => {
-                let why = format!("no PriorityClass with name {missing} was found");
-                return Err(Status::forbidden(resource, &name, &why));
-            }
-            _ => {
-                spec.insert("priority".into(), 0.into());
-            }
-        },
     }
     object::fill(spec, "preemptionPolicy", "PreemptLowerPriority");
     Ok(())

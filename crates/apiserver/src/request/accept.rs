@@ -11,8 +11,8 @@ pub struct Accept {
     pub shape: Shape,
     /// Discovery only: everything in one document.
     pub aggregated: bool,
-    /// Plain text will do, as for logs.
-    pub text: bool,
+    /// Metadata only: whether the client expects a list.
+    list: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,19 +28,21 @@ pub enum Shape {
 const ACCEPTED: &str = "application/json";
 
 impl Accept {
-    /// The first of the client's alternatives that we speak; 406 if there is none.
-    pub(super) fn parse(headers: &HeaderMap, query: &Query) -> Result<Self, Status> {
-        let whole = Self {
-            shape: Shape::Whole,
-            aggregated: false,
-            text: true,
-        };
+    const WHOLE: Self = Self {
+        shape: Shape::Whole,
+        aggregated: false,
+        list: None,
+    };
+
+    /// The first of the client's alternatives that we speak; 406 if there is none. `text` says whether plain text is
+    /// what the answer is made of anyway, as for logs.
+    pub(super) fn parse(headers: &HeaderMap, query: &Query, text: bool) -> Result<Self, Status> {
         let mut asked = false;
         for value in headers.get_all(header::ACCEPT) {
-            let text = value
+            let alternatives = value
                 .to_str()
                 .map_err(|_| Status::bad_request("the Accept header is not text"))?;
-            for alternative in text.split(',').map(str::trim) {
+            for alternative in alternatives.split(',').map(str::trim) {
                 if alternative.is_empty() {
                     continue;
                 }
@@ -50,10 +52,27 @@ impl Accept {
                 }
             }
         }
-        if asked {
+        if asked && !text {
             Err(Status::not_acceptable(ACCEPTED))
         } else {
-            Ok(whole)
+            Ok(Self::WHOLE)
+        }
+    }
+
+    /// A list is not the metadata of one object, nor the other way round.
+    pub(super) fn fits(self, is_list: bool) -> Result<(), Status> {
+        match self.list {
+            Some(wanted) if wanted != is_list => {
+                let (asked, what) = if wanted {
+                    ("PartialObjectMetadataList", "not a list")
+                } else {
+                    ("PartialObjectMetadata", "a list")
+                };
+                Err(Status::unacceptable(format!(
+                    "you requested {asked}, but the requested object is {what}"
+                )))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -69,35 +88,37 @@ impl Accept {
                 _ => {}
             }
         }
-        let plain = |shape, aggregated| {
-            Ok(Some(Self {
-                shape,
-                aggregated,
-                text: matches!(media.as_str(), "*/*" | "text/*" | "text/plain"),
-            }))
-        };
-        match (media.as_str(), convert) {
-            ("application/json" | "application/*" | "*/*" | "text/*" | "text/plain", "") => {
-                plain(Shape::Whole, false)
-            }
-            ("application/json", "Table") if group == "meta.k8s.io" && version == "v1" => {
+        let accept = match (media.as_str(), convert, group, version) {
+            ("application/json" | "*/*", "", ..) => Self::WHOLE,
+            ("application/json", "Table", "meta.k8s.io", "v1") => {
                 let include = query.get("includeObject").unwrap_or_default();
                 let include = IncludeObject::parse(include).ok_or_else(|| {
-                    Status::bad_request(format!("unrecognized includeObject value: {include:?}"))
+                    Status::bad_request(format!(
+                        "Unable to convert to Table as requested: includeObject: Invalid value: {include:?}: must be \
+                         'Metadata', 'Object', 'None', or empty"
+                    ))
                 })?;
-                plain(Shape::Table(include), false)
+                Self {
+                    shape: Shape::Table(include),
+                    ..Self::WHOLE
+                }
             }
-            ("application/json", "PartialObjectMetadata" | "PartialObjectMetadataList")
-                if group == "meta.k8s.io" && version == "v1" =>
-            {
-                plain(Shape::Metadata, false)
-            }
-            ("application/json", "APIGroupDiscoveryList")
-                if group == "apidiscovery.k8s.io" && version == "v2" =>
-            {
-                plain(Shape::Whole, true)
-            }
-            _ => Ok(None),
-        }
+            (
+                "application/json",
+                "PartialObjectMetadata" | "PartialObjectMetadataList",
+                "meta.k8s.io",
+                "v1",
+            ) => Self {
+                shape: Shape::Metadata,
+                list: Some(convert == "PartialObjectMetadataList"),
+                ..Self::WHOLE
+            },
+            ("application/json", "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => Self {
+                aggregated: true,
+                ..Self::WHOLE
+            },
+            _ => return Ok(None),
+        };
+        Ok(Some(accept))
     }
 }

@@ -49,7 +49,11 @@ pub(super) fn yaml(bytes: &[u8]) -> Result<Body, Status> {
     })
 }
 
-fn object(body: Body) -> Result<Body, Status> {
+fn object(mut body: Body) -> Result<Body, Status> {
+    if body.value.is_null() {
+        // Nothing at all is an object without fields.
+        body.value = Value::Object(Map::new());
+    }
     if body.value.is_object() {
         Ok(body)
     } else {
@@ -224,10 +228,10 @@ mod tests {
 
     #[test]
     fn what_is_not_an_object_is_refused() {
-        for bytes in [&b"{"[..], b"", b"[]", b"1", b"{}x", b"\xff\xfe", b"null"] {
+        for bytes in [&b"{"[..], b"", b"[]", b"1", b"{}x", b"\xff\xfe"] {
             assert_eq!(json(bytes).unwrap_err().code(), 400, "{bytes:?}");
         }
-        for bytes in [&b"- a"[..], b"", b"a: [", b"\xff", b"a: *b"] {
+        for bytes in [&b"- a"[..], b"a: [", b"\xff", b"a: *b"] {
             assert_eq!(yaml(bytes).unwrap_err().code(), 400, "{bytes:?}");
         }
         assert!(json(br#"{"x":1e999}"#).is_err());

@@ -49,12 +49,14 @@ pub(super) fn parse(path: &str) -> Result<Target, Status> {
     if path.len() > PATH_BYTES_MAX {
         return Err(Status::bad_request("the path is too long"));
     }
-    let segments = path
+    // Decoded before it is split, as in Go: an escaped slash is a slash.
+    let decoded = super::query::percent_decode(path, false)
+        .ok_or_else(|| Status::bad_request(format!("invalid path {path:?}")))?;
+    let segments = decoded
         .trim_matches('/')
         .split('/')
         .map(segment)
         .collect::<Result<Vec<_>, _>>()?;
-    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match segments.as_slice() {
         ["version"] => Ok(Target::Version),
         ["healthz" | "livez" | "readyz", ..] => Ok(Target::Health),
@@ -81,7 +83,7 @@ pub(super) fn parse(path: &str) -> Result<Target, Status> {
         }),
         ["api", version, rest @ ..] => resource("", version, rest),
         ["apis", group, version, rest @ ..] => resource(group, version, rest),
-        _ => Err(Status::no_such_resource()),
+        _ => Err(Status::no_such_page()),
     }
 }
 
@@ -114,21 +116,19 @@ fn resource(group: &str, version: &str, rest: &[&str]) -> Result<Target, Status>
     }))
 }
 
-/// One part of the path, decoded. What could not be a name is refused here, once, so that nothing behind this
-/// ever sees a separator or a control character in a key.
-fn segment(raw: &str) -> Result<String, Status> {
-    let text = super::query::percent_decode(raw, false)
-        .ok_or_else(|| Status::bad_request(format!("invalid path segment {raw:?}")))?;
+/// One part of the path. What could not be a name is refused here, once, so that nothing behind this ever sees a
+/// control character or a step up in a key.
+fn segment(text: &str) -> Result<&str, Status> {
     let refuse = |why: &str| {
         Err(Status::bad_request(format!(
-            "invalid resource name {text:?}: [{why}]"
+            "Name parameter invalid: {text:?}: {why}"
         )))
     };
     if text == "." || text == ".." {
         return refuse(&format!("may not be '{text}'"));
     }
-    if text.contains('/') || text.contains('%') {
-        return refuse("may not contain '/' or '%'");
+    if text.contains('%') {
+        return refuse("may not contain '%'");
     }
     if text.chars().any(char::is_control) {
         return refuse("may not contain control characters");
@@ -195,15 +195,15 @@ mod tests {
         /apis/g/v1/namespaces/a/things/t/status -> g/v1 Some("a") things Some("t") Some("status")
         /apis/g/v1/things/t%2dx -> g/v1 None things Some("t-x") None
         /api/v1/namespaces/a/pods/p/log/more -> 404 the server could not find the requested resource
-        /api/v1/namespaces/../pods -> 400 invalid resource name "..": [may not be '..']
-        /api/v1/namespaces/%2e%2e/pods -> 400 invalid resource name "..": [may not be '..']
-        /api/v1/pods/a%00b -> 400 invalid resource name "a\0b": [may not contain control characters]
-        /api/v1/pods/a%2Fb -> 400 invalid resource name "a/b": [may not contain '/' or '%']
-        /api/v1/pods/a%zz -> 400 invalid path segment "a%zz"
-        /api/v1/pods/%ff -> 400 invalid path segment "%ff"
+        /api/v1/namespaces/../pods -> 400 Name parameter invalid: "..": may not be '..'
+        /api/v1/namespaces/%2e%2e/pods -> 400 Name parameter invalid: "..": may not be '..'
+        /api/v1/pods/a%00b -> 400 Name parameter invalid: "a\0b": may not contain control characters
+        /api/v1/pods/a%2Fb -> /v1 None pods Some("a") Some("b")
+        /api/v1/pods/a%zz -> 400 invalid path "/api/v1/pods/a%zz"
+        /api/v1/pods/%ff -> 400 invalid path "/api/v1/pods/%ff"
         /api/v1//pods -> 404 the server could not find the requested resource
-        /nothing -> 404 the server could not find the requested resource
-        / -> 404 the server could not find the requested resource
+        /nothing -> 404 404 page not found
+        / -> 404 404 page not found
         "#);
     }
 }

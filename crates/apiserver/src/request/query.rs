@@ -19,17 +19,6 @@ pub struct ListOptions {
     pub revision_match: Option<RevisionMatch>,
 }
 
-impl ListOptions {
-    /// Narrows the selection to one object, as a watch on a single name does.
-    pub(super) fn only(&mut self, name: &str) {
-        if !self.fields.is_empty() {
-            self.fields.push(',');
-        }
-        self.fields.push_str("metadata.name=");
-        self.fields.push_str(name);
-    }
-}
-
 /// `resourceVersion`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RevisionOption {
@@ -136,12 +125,8 @@ impl Query {
                 return Err(Status::bad_request("too many query parameters"));
             }
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let decoded = percent_decode(name, true).zip(percent_decode(value, true));
-            pairs.push(
-                decoded.ok_or_else(|| {
-                    Status::bad_request(format!("invalid query parameter {pair:?}"))
-                })?,
-            );
+            // What cannot be decoded is passed over, as in Go.
+            pairs.extend(percent_decode(name, true).zip(percent_decode(value, true)));
         }
         Ok(Self(pairs))
     }
@@ -167,7 +152,9 @@ impl Query {
             return Ok(None);
         };
         let number = text.parse().map_err(|_| {
-            Status::bad_request(format!("{name}: parsing {text:?}: invalid syntax"))
+            Status::bad_request(format!(
+                "strconv.ParseInt: parsing {text:?}: invalid syntax"
+            ))
         })?;
         Ok(Some(number))
     }
@@ -178,13 +165,15 @@ impl Query {
             Some("0") => Ok(RevisionOption::Any),
             Some(text) => text.parse().map(RevisionOption::Number).map_err(|_| {
                 Status::bad_request(format!(
-                    "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+                    "invalid resource version: resourceVersion: Invalid value: {text:?}: \
+                     strconv.ParseUint: parsing {text:?}: invalid syntax"
                 ))
             }),
         }
     }
 
     pub(super) fn list_options(&self) -> Result<ListOptions, Status> {
+        self.number("timeoutSeconds")?;
         let labels = LabelSelector::parse(self.get("labelSelector").unwrap_or_default())
             .map_err(|error| Status::bad_request(error.to_string()))?;
         let options = ListOptions {
@@ -200,6 +189,14 @@ impl Query {
         };
         if !self.flag("watch") {
             check_revision_match(&options)?;
+            if self.text("sendInitialEvents").is_some() {
+                return Err(invalid_option(
+                    "ListOptions",
+                    "sendInitialEvents",
+                    FieldReason::Forbidden,
+                    "Forbidden: sendInitialEvents is forbidden for list".to_owned(),
+                ));
+            }
         }
         Ok(options)
     }
@@ -221,28 +218,32 @@ impl Query {
     }
 
     pub(super) fn watch_options(&self) -> Result<WatchOptions, Status> {
+        const NEEDS_MATCH: &str =
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
         let send_initial_events = self
             .text("sendInitialEvents")
             .map(|_| self.flag("sendInitialEvents"));
         let revision_match = self.revision_match()?;
-        let forbidden = |why: &str| {
-            Err(invalid_option(
-                "ListOptions",
-                "resourceVersionMatch",
-                FieldReason::Forbidden,
-                format!("Forbidden: {why}"),
-            ))
-        };
+        let forbidden = |why: &str| FieldError::forbidden("resourceVersionMatch", why);
+        let refused =
+            |errors: &[FieldError]| Err(Status::invalid("ListOptions", "meta.k8s.io", "", errors));
         match (send_initial_events, revision_match) {
             (None, Some(_)) => {
-                return forbidden(
+                return refused(&[forbidden(
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
-                );
+                )]);
             }
-            (Some(_), None | Some(RevisionMatch::Exact)) => {
-                return forbidden(
-                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-                );
+            (Some(_), None) => return refused(&[forbidden(NEEDS_MATCH)]),
+            (Some(_), Some(RevisionMatch::Exact)) => {
+                let supported = ["\"NotOlderThan\"".to_owned()];
+                return refused(&[
+                    forbidden(NEEDS_MATCH),
+                    FieldError::not_supported(
+                        "resourceVersionMatch",
+                        &Value::from("Exact"),
+                        &supported,
+                    ),
+                ]);
             }
             _ => {}
         }
@@ -272,13 +273,16 @@ impl Query {
             }
         };
         Ok(WriteOptions {
-            dry_run: dry_run(self.text("dryRun"))?,
+            dry_run: dry_run("CreateOptions", self.text("dryRun"))?,
             field_validation,
         })
     }
 
     /// The body counts if there is one, else the query.
     pub(super) fn delete_options(&self, body: Option<&Value>) -> Result<DeleteOptions, Status> {
+        // With a body the query counts for nothing, whatever the body says.
+        let nothing = Self(Vec::new());
+        let query = if body.is_some() { &nothing } else { self };
         let empty = Value::Null;
         let body = body.unwrap_or(&empty);
         if let Some(kind) = body["kind"].as_str()
@@ -288,26 +292,37 @@ impl Query {
                 "{kind} cannot be handled as a DeleteOptions"
             )));
         }
-        let text = |name: &str| body[name].as_str().or_else(|| self.text(name));
+        let text = |name: &str| body[name].as_str().or_else(|| query.text(name));
         let grace_seconds =
             match &body["gracePeriodSeconds"] {
-                Value::Null => self.number("gracePeriodSeconds")?,
+                Value::Null => query.number("gracePeriodSeconds")?,
                 number => Some(number.as_i64().ok_or_else(|| {
                     Status::bad_request("gracePeriodSeconds must be a whole number")
                 })?),
             };
         let orphan = body["orphanDependents"].as_bool().or_else(|| {
-            self.text("orphanDependents")
-                .map(|_| self.flag("orphanDependents"))
+            query
+                .text("orphanDependents")
+                .map(|_| query.flag("orphanDependents"))
         });
         let propagation = match (text("propagationPolicy"), orphan) {
-            (Some(text), _) => Some(Propagation::parse(text).ok_or_else(|| {
+            (Some(text), Some(_)) => {
+                return Err(invalid_option(
+                    "DeleteOptions",
+                    "propagationPolicy",
+                    FieldReason::Invalid,
+                    format!(
+                        "Invalid value: {text:?}: orphanDependents and deletionPropagation cannot be both set"
+                    ),
+                ));
+            }
+            (Some(text), None) => Some(Propagation::parse(text).ok_or_else(|| {
                 invalid_option(
                     "DeleteOptions",
                     "propagationPolicy",
                     FieldReason::NotSupported,
                     format!(
-                        "Unsupported value: {text:?}: supported values: \"Foreground\", \"Background\", \"Orphan\""
+                        "Unsupported value: {text:?}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
                     ),
                 )
             })?),
@@ -323,19 +338,24 @@ impl Query {
                 uid: precondition("uid"),
                 resource_version: precondition("resourceVersion"),
             },
-            dry_run: dry_run(body["dryRun"][0].as_str().or_else(|| self.text("dryRun")))?,
+            dry_run: dry_run(
+                "DeleteOptions",
+                body["dryRun"][0].as_str().or_else(|| query.text("dryRun")),
+            )?,
         })
     }
 
-    pub(super) fn log_options(&self) -> Result<LogOptions, Status> {
+    /// `pod` is whose log is asked for.
+    pub(super) fn log_options(&self, pod: &str) -> Result<LogOptions, Status> {
+        let refused = |error| Status::invalid("PodLogOptions", "", pod, &[error]);
         let at_least = |name: &'static str, least: i64| -> Result<Option<u64>, Status> {
+            let bound = if least == 0 { "or equal to " } else { "" };
             match self.number(name)? {
-                Some(number) if number < least => Err(invalid_option(
-                    "PodLogOptions",
+                Some(number) if number < least => Err(refused(FieldError::invalid(
                     name,
-                    FieldReason::Invalid,
-                    format!("Invalid value: {number}: must be greater than or equal to {least}"),
-                )),
+                    &number.into(),
+                    &format!("must be greater than {bound}0"),
+                ))),
                 number => Ok(number.map(|number| number as u64)),
             }
         };
@@ -347,13 +367,10 @@ impl Query {
         };
         let since = match (at_least("sinceSeconds", 1)?, since_time) {
             (Some(_), Some(_)) => {
-                return Err(invalid_option(
-                    "PodLogOptions",
-                    "",
-                    FieldReason::Forbidden,
-                    "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"
-                        .into(),
-                ));
+                return Err(refused(FieldError::forbidden(
+                    "[]",
+                    "at most one of `sinceTime` or `sinceSeconds` may be specified",
+                )));
             }
             (Some(seconds), None) => Some(Since::Seconds(seconds)),
             (None, Some(time)) => Some(Since::Time(time)),
@@ -371,15 +388,15 @@ impl Query {
     }
 }
 
-fn dry_run(text: Option<&str>) -> Result<bool, Status> {
+fn dry_run(kind: &str, text: Option<&str>) -> Result<bool, Status> {
     match text {
         None => Ok(false),
         Some("All") => Ok(true),
         Some(other) => Err(invalid_option(
-            "CreateOptions",
+            kind,
             "dryRun",
             FieldReason::NotSupported,
-            format!("Unsupported value: {other:?}: supported values: \"All\""),
+            format!("Unsupported value: [{other:?}]: supported values: \"All\""),
         )),
     }
 }
@@ -394,21 +411,21 @@ fn check_revision_match(options: &ListOptions) -> Result<(), Status> {
         }
         return Ok(());
     };
-    let why = if options.continue_token.is_some() {
-        "resourceVersionMatch is forbidden when continue is provided"
-    } else if options.revision == RevisionOption::Latest {
-        "resourceVersionMatch is forbidden unless resourceVersion is provided"
-    } else if revision_match == RevisionMatch::Exact && options.revision == RevisionOption::Any {
-        "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\""
-    } else {
+    let mut errors = Vec::new();
+    let mut forbid = |why| errors.push(FieldError::forbidden("resourceVersionMatch", why));
+    if options.revision == RevisionOption::Latest {
+        forbid("resourceVersionMatch is forbidden unless resourceVersion is provided");
+    }
+    if options.continue_token.is_some() {
+        forbid("resourceVersionMatch is forbidden when continue is provided");
+    }
+    if revision_match == RevisionMatch::Exact && options.revision == RevisionOption::Any {
+        forbid("resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+    }
+    if errors.is_empty() {
         return Ok(());
-    };
-    Err(invalid_option(
-        "ListOptions",
-        "resourceVersionMatch",
-        FieldReason::Forbidden,
-        format!("Forbidden: {why}"),
-    ))
+    }
+    Err(Status::invalid("ListOptions", "meta.k8s.io", "", &errors))
 }
 
 fn invalid_option(kind: &str, field: &str, reason: FieldReason, detail: String) -> Status {
@@ -417,12 +434,7 @@ fn invalid_option(kind: &str, field: &str, reason: FieldReason, detail: String) 
         reason,
         detail,
     };
-    let group = if kind == "PodLogOptions" {
-        ""
-    } else {
-        "meta.k8s.io"
-    };
-    Status::invalid(kind, group, "", &[error])
+    Status::invalid(kind, "meta.k8s.io", "", &[error])
 }
 
 /// `None` if an escape is cut or not hexadecimal, or if the result is not UTF-8.

@@ -109,6 +109,7 @@ static BUILTINS: &[Builtin] = &[
         .short(&["svc"])
         .in_categories(&["all"])
         .with(&["status"]),
+    Builtin::new::<EventsEvent>("events.k8s.io", "Event", "events").short(&["ev"]),
     Builtin::new::<CustomResourceDefinition>(
         "apiextensions.k8s.io",
         "CustomResourceDefinition",
@@ -118,12 +119,11 @@ static BUILTINS: &[Builtin] = &[
     .short(&["crd", "crds"])
     .in_categories(&["api-extensions"])
     .with(&["status"]),
-    Builtin::new::<Lease>("coordination.k8s.io", "Lease", "leases"),
-    Builtin::new::<EndpointSlice>("discovery.k8s.io", "EndpointSlice", "endpointslices"),
-    Builtin::new::<EventsEvent>("events.k8s.io", "Event", "events").short(&["ev"]),
     Builtin::new::<PriorityClass>("scheduling.k8s.io", "PriorityClass", "priorityclasses")
         .cluster()
         .short(&["pc"]),
+    Builtin::new::<Lease>("coordination.k8s.io", "Lease", "leases"),
+    Builtin::new::<EndpointSlice>("discovery.k8s.io", "EndpointSlice", "endpointslices"),
 ];
 
 pub(super) fn resources() -> Vec<Resource> {

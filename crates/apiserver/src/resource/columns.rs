@@ -74,28 +74,20 @@ pub(super) fn of_builtin(group: &str, kind: &str) -> Vec<Column> {
         ("", "Endpoints") => vec![shown("Endpoints", "Addresses and ports.", |object, _| {
             endpoints(object)
         })],
-        ("", "ConfigMap") => vec![column(
-            "Data",
-            "integer",
-            0,
-            "Number of entries.",
-            |object, _| (count(object, "/data") + count(object, "/binaryData")).into(),
-        )],
+        ("", "ConfigMap") => vec![shown("Data", "Number of entries.", |object, _| {
+            (count(object, "/data") + count(object, "/binaryData")).into()
+        })],
         ("", "Secret") => vec![
             shown("Type", "What the secret is for.", |object, _| {
                 text(object, "/type").into()
             }),
-            column("Data", "integer", 0, "Number of entries.", |object, _| {
+            shown("Data", "Number of entries.", |object, _| {
                 count(object, "/data").into()
             }),
         ],
-        ("", "ServiceAccount") => vec![column(
-            "Secrets",
-            "integer",
-            0,
-            "Number of secrets.",
-            |object, _| count(object, "/secrets").into(),
-        )],
+        ("", "ServiceAccount") => vec![shown("Secrets", "Number of secrets.", |object, _| {
+            count(object, "/secrets").into()
+        })],
         ("", "PersistentVolume") => return persistent_volume(),
         ("", "PersistentVolumeClaim") => return claim(),
         (_, "EndpointSlice") => endpoint_slice(),
@@ -106,8 +98,10 @@ pub(super) fn of_builtin(group: &str, kind: &str) -> Vec<Column> {
         (_, "CustomResourceDefinition") => {
             return vec![
                 name(),
-                shown(
+                column(
                     "Created At",
+                    "date",
+                    0,
                     "When the definition was created.",
                     |object, _| text(object, "/metadata/creationTimestamp").into(),
                 ),
@@ -558,7 +552,7 @@ fn event_columns(group: &str) -> Vec<Column> {
         }),
         column(
             "Count",
-            "integer",
+            "string",
             1,
             "How often it happened.",
             |event, _| {

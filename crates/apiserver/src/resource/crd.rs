@@ -20,75 +20,73 @@ const SELECTABLE_MAX: usize = 8;
 pub(super) fn resources(definition: &Value) -> Result<Vec<Resource>, Vec<FieldError>> {
     let mut errors = check_head(definition);
     let mut served = Vec::new();
+    let mut storage = None;
     for (index, version) in list(definition, "/spec/versions").iter().enumerate() {
         match resource(definition, version, &format!("spec.versions[{index}]")) {
-            Ok(resource) => served.extend(flag(version, "/served").then_some(resource)),
+            Ok(resource) => {
+                if flag(version, "/storage") {
+                    storage = Some(resource.schema().clone());
+                }
+                served.extend(flag(version, "/served").then_some(resource));
+            }
             Err(found) => errors.extend(found),
         }
     }
-    if errors.is_empty() {
-        Ok(served)
+    let mut seen = HashSet::new();
+    errors.retain(|error| seen.insert(error.clone()));
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    for resource in &mut served {
+        let is_stored = resource.api_version() == resource.storage_api_version;
+        if let Origin::Crd { storage: kept, .. } = &mut resource.origin {
+            *kept = storage.clone().filter(|_| !is_stored);
+        }
+    }
+    Ok(served)
+}
+
+/// Where a part of a version is looked for: what all versions have in common is said once for all.
+fn place(definition: &Value, field: &str, once: &str, path: &str) -> String {
+    let mut versions = list(definition, "/spec/versions").iter();
+    let first = versions.next().and_then(|version| version.get(field));
+    if first.is_some() && versions.all(|version| version.get(field) == first) {
+        format!("spec.{once}")
     } else {
-        Err(errors)
+        format!("{path}.{field}")
     }
 }
 
-/// What is said once for all versions.
+/// What is said once for all versions, in the order in which Kubernetes says it.
 fn check_head(definition: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let (group, plural) = (
+    let (name, group, plural) = (
+        text(definition, "/metadata/name"),
         text(definition, "/spec/group"),
         text(definition, "/spec/names/plural"),
     );
-    for (path, value, check) in [
-        (
-            "spec.group",
-            group,
-            names::dns_subdomain as fn(&str) -> Result<(), String>,
-        ),
-        ("spec.names.plural", plural, names::dns_1035_label),
-        (
-            "spec.names.kind",
-            text(definition, "/spec/names/kind"),
-            |kind| names::dns_1035_label(&kind.to_lowercase()),
-        ),
-    ] {
-        if value.is_empty() {
-            errors.push(FieldError::required(path, ""));
-        } else if let Err(why) = check(value) {
-            errors.push(FieldError::invalid_text(path, value, &why));
-        }
-    }
-    if !group.is_empty() && !group.contains('.') {
-        errors.push(FieldError::invalid_text(
-            "spec.group",
-            group,
-            "should be a domain with at least one dot",
-        ));
-    }
-    for (index, short) in list(definition, "/spec/names/shortNames")
-        .iter()
-        .filter_map(Value::as_str)
-        .enumerate()
-    {
-        if let Err(why) = names::dns_1035_label(short) {
-            errors.push(FieldError::invalid_text(
-                &format!("spec.names.shortNames[{index}]"),
-                short,
-                &why,
-            ));
-        }
-    }
-    let name = text(definition, "/metadata/name");
-    if !name.is_empty() && !group.is_empty() && name != format!("{plural}.{group}") {
+    if !name.is_empty() && name != format!("{plural}.{group}") {
         errors.push(FieldError::invalid_text(
             "metadata.name",
             name,
             "must be spec.names.plural+\".\"+spec.group",
         ));
     }
-    let scope = text(definition, "/spec/scope");
-    match scope {
+    if group.is_empty() {
+        errors.push(FieldError::required("spec.group", ""));
+    } else {
+        invalid(
+            &mut errors,
+            "spec.group",
+            group,
+            names::dns_subdomain(group),
+        );
+        if !group.contains('.') {
+            let why = "should be a domain with at least one dot";
+            errors.push(FieldError::invalid_text("spec.group", group, why));
+        }
+    }
+    match text(definition, "/spec/scope") {
         "Namespaced" | "Cluster" => {}
         "" => errors.push(FieldError::required("spec.scope", "")),
         other => {
@@ -99,6 +97,16 @@ fn check_head(definition: &Value) -> Vec<FieldError> {
                 &supported,
             ));
         }
+    }
+    check_versions(definition, &mut errors);
+    check_names(definition, &mut errors);
+    let mut versions = list(definition, "/spec/versions").iter();
+    if !versions.any(|version| flag(version, "/storage")) {
+        errors.push(FieldError::invalid(
+            "status.storedVersions",
+            &Value::Null,
+            "must have at least one stored version",
+        ));
     }
     if text(definition, "/spec/conversion/strategy") == "Webhook" {
         errors.push(FieldError::forbidden(
@@ -113,8 +121,54 @@ fn check_head(definition: &Value) -> Vec<FieldError> {
             "must be false",
         ));
     }
-    check_versions(definition, &mut errors);
+    let is_protected = [".k8s.io", ".kubernetes.io"]
+        .iter()
+        .any(|suffix| group.ends_with(suffix));
+    if is_protected
+        && definition["metadata"]["annotations"]
+            .get(APPROVAL)
+            .is_none()
+    {
+        errors.push(FieldError::required(
+            &format!("metadata.annotations[{APPROVAL}]"),
+            &format!(
+                "protected groups must have approval annotation \"{APPROVAL}\", see \
+                 https://github.com/kubernetes/enhancements/pull/1111"
+            ),
+        ));
+    }
     errors
+}
+
+/// Groups of Kubernetes itself are for what its reviewers have seen.
+const APPROVAL: &str = "api-approved.kubernetes.io";
+
+fn check_names(definition: &Value, errors: &mut Vec<FieldError>) {
+    let has_kind = !text(definition, "/spec/names/kind").is_empty();
+    for field in ["plural", "singular", "kind", "listKind"] {
+        let path = format!("spec.names.{field}");
+        match text(definition, &format!("/spec/names/{field}")) {
+            // These follow from the kind.
+            "" if has_kind && matches!(field, "singular" | "listKind") => {}
+            "" => errors.push(FieldError::required(&path, "")),
+            name => {
+                let is_kind = matches!(field, "kind" | "listKind");
+                let label = if is_kind { &name.to_lowercase() } else { name };
+                invalid(errors, &path, name, names::dns_1035_label(label));
+            }
+        }
+    }
+    let short = list(definition, "/spec/names/shortNames").iter();
+    for (index, short) in short.filter_map(Value::as_str).enumerate() {
+        let path = format!("spec.names.shortNames[{index}]");
+        invalid(errors, &path, short, names::dns_1035_label(short));
+    }
+}
+
+fn invalid(errors: &mut Vec<FieldError>, path: &str, value: &str, wrong: Vec<String>) {
+    for why in wrong {
+        errors.push(FieldError::invalid_text(path, value, &why));
+    }
 }
 
 fn check_versions(definition: &Value, errors: &mut Vec<FieldError>) {
@@ -123,12 +177,24 @@ fn check_versions(definition: &Value, errors: &mut Vec<FieldError>) {
     for (index, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{index}].name");
         let name = text(version, "/name");
-        if let Err(why) = names::dns_1035_label(name) {
+        for why in names::dns_1035_label(name) {
             errors.push(FieldError::invalid_text(&path, name, &why));
         }
-        if !seen.insert(name) {
-            errors.push(FieldError::duplicate(&path, &Value::from(name)));
-        }
+        seen.insert(name);
+    }
+    let shown = || match versions {
+        [] => definition
+            .pointer("/spec/versions")
+            .cloned()
+            .unwrap_or_default(),
+        _ => versions
+            .iter()
+            .map(|version| text(version, "/name"))
+            .collect(),
+    };
+    if seen.len() < versions.len() {
+        let why = "must contain unique version names";
+        errors.push(FieldError::invalid("spec.versions", &shown(), why));
     }
     if versions
         .iter()
@@ -138,12 +204,7 @@ fn check_versions(definition: &Value, errors: &mut Vec<FieldError>) {
     {
         errors.push(FieldError::invalid(
             "spec.versions",
-            &Value::from(
-                versions
-                    .iter()
-                    .map(|version| text(version, "/name"))
-                    .collect::<Vec<_>>(),
-            ),
+            &shown(),
             "must have exactly one version marked as storage version",
         ));
     }
@@ -152,9 +213,13 @@ fn check_versions(definition: &Value, errors: &mut Vec<FieldError>) {
 fn resource(definition: &Value, version: &Value, path: &str) -> Result<Resource, Vec<FieldError>> {
     let mut errors = Vec::new();
     let group = text(definition, "/spec/group");
-    let schema = schema(group, version, path, &mut errors);
+    let schema_path = place(definition, "schema", "validation", path);
+    let schema = schema(group, version, (path, &schema_path), &mut errors);
     let subresources = subresources(version, path, &mut errors);
-    let columns = printer_columns(version, path, &mut errors);
+    let columns = {
+        let field = "additionalPrinterColumns";
+        printer_columns(version, &place(definition, field, field, path), &mut errors)
+    };
     let selectable = selectable(version, path, &mut errors);
     let Some((schema, document)) = schema.filter(|_| errors.is_empty()) else {
         return Err(errors);
@@ -193,6 +258,7 @@ fn resource(definition: &Value, version: &Value, path: &str) -> Result<Resource,
         ),
         origin: Origin::Crd {
             schema,
+            storage: None,
             document: Arc::new(document.clone()),
         },
     })
@@ -201,14 +267,13 @@ fn resource(definition: &Value, version: &Value, path: &str) -> Result<Resource,
 fn schema<'a>(
     group: &str,
     version: &'a Value,
-    path: &str,
+    (own_path, path): (&str, &str),
     errors: &mut Vec<FieldError>,
 ) -> Option<(Schema, &'a Value)> {
-    let path = format!("{path}.schema");
     let Some(document) = version.pointer("/schema/openAPIV3Schema") else {
         errors.push(FieldError::required(
-            &format!("{path}.openAPIV3Schema"),
-            "schemas are required",
+            &format!("{own_path}.schema.openAPIV3Schema"),
+            "",
         ));
         return None;
     };
@@ -220,7 +285,7 @@ fn schema<'a>(
     match Schema::from_crd(document, rules) {
         Ok(schema) => Some((schema, document)),
         Err(error) => {
-            errors.extend(error.0.into_iter().map(|error| error.under(&path)));
+            errors.extend(error.0.into_iter().map(|error| error.under(path)));
             None
         }
     }
@@ -248,7 +313,7 @@ fn printer_columns(version: &Value, path: &str, errors: &mut Vec<FieldError>) ->
     }
     let mut printed = vec![columns::name()];
     for (index, column) in declared.iter().enumerate() {
-        let path = format!("{path}.additionalPrinterColumns[{index}]");
+        let path = format!("{path}[{index}]");
         let (name, kind, json_path) = (
             text(column, "/name"),
             text(column, "/type"),
@@ -260,14 +325,10 @@ fn printer_columns(version: &Value, path: &str, errors: &mut Vec<FieldError>) ->
             }
         }
         if !kind.is_empty() && !COLUMN_TYPES.contains(&kind) {
-            let supported: Vec<String> = COLUMN_TYPES
-                .iter()
-                .map(|kind| format!("{kind:?}"))
-                .collect();
-            errors.push(FieldError::not_supported(
+            errors.push(FieldError::invalid_text(
                 &format!("{path}.type"),
-                &Value::from(kind),
-                &supported,
+                kind,
+                &format!("must be one of {}", COLUMN_TYPES.join(",")),
             ));
         }
         match JsonPath::parse(json_path) {

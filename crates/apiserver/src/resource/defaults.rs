@@ -22,8 +22,14 @@ pub(super) fn fill(kind: &str, object: &mut Value) {
             with(object, "spec", |spec| {
                 set(spec, "persistentVolumeReclaimPolicy", "Retain");
                 set(spec, "volumeMode", "Filesystem");
+                if let Some(path) = spec.get_mut("hostPath") {
+                    set(path, "type", "");
+                }
             });
         }
+        "Lease" => with(object, "spec", |_| {}),
+        "Node" => with(object, "status", node_status),
+        "Event" => event(object),
         "PersistentVolumeClaim" => {
             with(object, "spec", |spec| set(spec, "volumeMode", "Filesystem"));
         }
@@ -59,6 +65,53 @@ fn with(object: &mut Value, field: &str, change: impl FnOnce(&mut Value)) {
 fn each(object: &mut Value, pointer: &str, change: impl Fn(&mut Value)) {
     if let Some(Value::Array(items)) = object.pointer_mut(pointer) {
         items.iter_mut().for_each(change);
+    }
+}
+
+fn node_status(status: &mut Value) {
+    const INFO: [&str; 10] = [
+        "architecture",
+        "bootID",
+        "containerRuntimeVersion",
+        "kernelVersion",
+        "kubeProxyVersion",
+        "kubeletVersion",
+        "machineID",
+        "operatingSystem",
+        "osImage",
+        "systemUUID",
+    ];
+    if let Some(capacity) = status.get("capacity").cloned() {
+        set(status, "allocatable", capacity);
+    }
+    with(status, "daemonEndpoints", |endpoints| {
+        set(endpoints, "kubeletEndpoint", json!({"Port": 0}));
+    });
+    with(status, "nodeInfo", |info| {
+        for field in INFO {
+            set(info, field, "");
+        }
+    });
+}
+
+/// Both faces show even what an event does not say.
+fn event(event: &mut Value) {
+    let is_core = text(event, "/apiVersion") == "v1";
+    let (source, first, last) = if is_core {
+        set(event, "reportingComponent", "");
+        set(event, "reportingInstance", "");
+        ("source", "firstTimestamp", "lastTimestamp")
+    } else {
+        let old = [
+            "deprecatedSource",
+            "deprecatedFirstTimestamp",
+            "deprecatedLastTimestamp",
+        ];
+        (old[0], old[1], old[2])
+    };
+    set(event, source, json!({}));
+    for field in [first, last, "eventTime"] {
+        set(event, field, Value::Null);
     }
 }
 

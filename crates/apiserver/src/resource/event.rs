@@ -16,11 +16,26 @@ const RENAMED: &[(&str, &str)] = &[
     ("deprecatedCount", "count"),
 ];
 
+/// Texts that the older face always shows and the newer one only if they say something.
+const REPORTER: [&str; 2] = ["reportingComponent", "reportingInstance"];
+
 pub(super) fn to_core(event: &mut Value) {
     rename(event, RENAMED.iter().map(|(new, core)| (*new, *core)));
+    if let Some(fields) = event.as_object_mut() {
+        for field in REPORTER {
+            fields.entry(field).or_insert_with(|| "".into());
+        }
+    }
 }
 
 pub(super) fn from_core(event: &mut Value) {
+    if let Some(fields) = event.as_object_mut() {
+        for field in REPORTER {
+            if fields.get(field).is_some_and(|text| text == "") {
+                fields.remove(field);
+            }
+        }
+    }
     rename(event, RENAMED.iter().map(|(new, core)| (*core, *new)));
 }
 

@@ -64,10 +64,7 @@ pub(super) fn of_builtin(group: &str, kind: &str) -> Vec<SelectableField> {
             plain("status.nominatedNodeName"),
         ],
         ("", "Node") => vec![SelectableField::flag("spec.unschedulable")],
-        ("", "Namespace") => vec![
-            plain("status.phase"),
-            SelectableField::alias("name", &["metadata.name"]),
-        ],
+        ("", "Namespace") => vec![plain("status.phase")],
         ("", "Secret") => vec![plain("type")],
         ("", "Service") => vec![plain("spec.clusterIP"), plain("spec.type")],
         ("", "Event") => {
@@ -98,6 +95,10 @@ pub(super) fn parse(resource: &Resource, selector: &str) -> Result<FieldSelector
         }
         match resource.selectable.iter().find(|field| field.name == name) {
             Some(field) => term.resolve(field.paths.clone(), field.absent),
+            // Kinds that have no fields of their own say which all kinds have.
+            None if resource.selectable.is_empty() && resource.is_builtin() => {
+                return Err(SelectorError::UnknownField(name.to_owned()));
+            }
             None => return Err(SelectorError::UnsupportedField(name.to_owned())),
         }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::cells::{count, list, text};
@@ -28,8 +29,16 @@ pub(super) fn check(resource: &Resource, new: &Value, old: Option<&Value>) -> Ve
         ("", "Service") => service(new),
         ("", "PersistentVolumeClaim") => claim(new, old),
         ("", "PersistentVolume") => volume(new),
+        ("", "Endpoints") => endpoints(new),
+        ("", "Node") => taints(new),
         ("", "Event") => event(new, "involvedObject"),
-        ("events.k8s.io", "Event") => event(new, "regarding"),
+        ("events.k8s.io", "Event") => {
+            let mut errors = event(new, "regarding");
+            if old.is_none() {
+                errors.extend(new_event(new));
+            }
+            errors
+        }
         ("discovery.k8s.io", "EndpointSlice") => endpoint_slice(new, old),
         ("coordination.k8s.io", "Lease") => lease(new),
         ("scheduling.k8s.io", "PriorityClass") => priority_class(new),
@@ -37,22 +46,22 @@ pub(super) fn check(resource: &Resource, new: &Value, old: Option<&Value>) -> Ve
     }
 }
 
-/// The rules of our own kinds.
-fn own(kind: &str, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    let nothing = Value::Null;
-    stoke_api::violations(kind, new, old)
-        .into_iter()
-        .map(|violation| {
-            let pointer = pointer(&violation.path);
-            let value = new.pointer(&pointer).unwrap_or(&nothing);
-            FieldError::invalid(&violation.path, value, &violation.message)
-        })
-        .collect()
+/// Whether an object of one of our own kinds has the type that its rules read.
+pub(super) fn is_readable(kind: &str, object: &Value) -> bool {
+    match kind {
+        "TrainJob" => stoke_api::TrainJob::deserialize(object).is_ok(),
+        "Queue" => stoke_api::Queue::deserialize(object).is_ok(),
+        "Dataset" => stoke_api::Dataset::deserialize(object).is_ok(),
+        _ => true,
+    }
 }
 
-/// `spec.datasets[0].name` as a JSON pointer.
-fn pointer(path: &str) -> String {
-    format!("/{}", path.replace(['.', '['], "/").replace(']', ""))
+/// The rules of our own kinds. A real server evaluates them on the whole object, so that is what it says the value is.
+fn own(kind: &str, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    stoke_api::violations(kind, new, old)
+        .into_iter()
+        .map(|violation| FieldError::invalid_text(&violation.path, "object", &violation.message))
+        .collect()
 }
 
 /// A value of a closed set; nothing is said of an absent one.
@@ -94,23 +103,22 @@ fn data(new: &Value) -> Vec<FieldError> {
         for (key, value) in entries.into_iter().flatten() {
             let path = format!("{part}[{key}]");
             bytes += value.as_str().map_or(0, str::len);
-            let is_plain = key.len() <= 253
-                && !key.is_empty()
-                && key
-                    .bytes()
-                    .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'));
-            if !is_plain || key == "." || key.starts_with("..") {
-                errors.push(FieldError::invalid_text(
-                    &path,
-                    key,
-                    "a valid config key must consist of alphanumeric characters, '-', '_' or '.', and must not be a \
-                     relative path",
-                ));
+            for why in names::config_key(key) {
+                errors.push(FieldError::invalid_text(&path, key, &why));
+            }
+            if part == "data"
+                && new
+                    .get("binaryData")
+                    .and_then(|data| data.get(key))
+                    .is_some()
+            {
+                let why = "duplicate of key present in binaryData";
+                errors.push(FieldError::invalid_text(&path, key, why));
             }
         }
     }
     if bytes > DATA_BYTES_MAX {
-        errors.push(FieldError::too_long("data", DATA_BYTES_MAX));
+        errors.push(FieldError::too_long("[]", DATA_BYTES_MAX));
     }
     errors
 }
@@ -138,6 +146,9 @@ fn service(new: &Value) -> Vec<FieldError> {
             text(entry, "/name"),
         );
         errors.extend(port(number, &format!("{path}.port")));
+        if let Some(target) = entry.get("targetPort").and_then(Value::as_i64) {
+            errors.extend(port(target, &format!("{path}.targetPort")));
+        }
         errors.extend(one_of(
             entry,
             "/protocol",
@@ -149,7 +160,7 @@ fn service(new: &Value) -> Vec<FieldError> {
                 errors.push(FieldError::required(&format!("{path}.name"), ""));
             }
         } else {
-            if let Err(why) = names::dns_label(name) {
+            for why in names::dns_label(name) {
                 errors.push(FieldError::invalid_text(
                     &format!("{path}.name"),
                     name,
@@ -175,25 +186,84 @@ fn claim(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
     if text(new, "/spec/resources/requests/storage").is_empty() {
         errors.push(FieldError::required("spec.resources[storage]", ""));
     }
-    if let Some(old) = old {
-        errors.extend(immutable(new, old, "/spec/accessModes", "spec.accessModes"));
-        errors.extend(immutable(
-            new,
-            old,
-            "/spec/storageClassName",
-            "spec.storageClassName",
+    if old.is_some_and(|old| !may_change(new, old)) {
+        errors.push(FieldError::forbidden(
+            "spec",
+            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
         ));
-        if !text(old, "/spec/volumeName").is_empty() {
-            errors.extend(immutable(new, old, "/spec/volumeName", "spec.volumeName"));
-        }
     }
     errors
 }
 
+/// Whether a claim changed only in what may: the volume it is given, and once it has one, its size.
+fn may_change(new: &Value, old: &Value) -> bool {
+    let mut spec = new["spec"].clone();
+    if text(old, "/spec/volumeName").is_empty()
+        && let Some(fields) = spec.as_object_mut()
+    {
+        fields.remove("volumeName");
+    }
+    if text(old, "/status/phase") == "Bound" {
+        for field in ["resources", "volumeAttributesClassName"] {
+            if let Some(value) = old["spec"].get(field) {
+                spec[field] = value.clone();
+            }
+        }
+    }
+    spec == old["spec"]
+}
+
+/// In the order in which they are looked at: all but the first are too many.
+const VOLUME_TYPES: [&str; 23] = [
+    "hostPath",
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "glusterfs",
+    "flocker",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "cephfs",
+    "iscsi",
+    "cinder",
+    "fc",
+    "azureFile",
+    "vsphereVolume",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "azureDisk",
+    "scaleIO",
+    "local",
+    "storageos",
+    "csi",
+    "flexVolume",
+    "emptyDir",
+];
+
 fn volume(new: &Value) -> Vec<FieldError> {
     let mut errors = access_modes(new);
     if text(new, "/spec/capacity/storage").is_empty() {
-        errors.push(FieldError::required("spec.capacity", ""));
+        if new.pointer("/spec/capacity").is_none() {
+            errors.push(FieldError::required("spec.capacity", ""));
+        }
+        let capacity = new.pointer("/spec/capacity").unwrap_or(&Value::Null);
+        let supported = ["\"storage\"".to_owned()];
+        errors.push(FieldError::not_supported(
+            "spec.capacity",
+            capacity,
+            &supported,
+        ));
+    }
+    let given: Vec<&&str> = VOLUME_TYPES
+        .iter()
+        .filter(|kind| new["spec"].get(**kind).is_some())
+        .collect();
+    if given.is_empty() {
+        errors.push(FieldError::required("spec", "must specify a volume type"));
+    }
+    for kind in given.iter().skip(1) {
+        let why = "may not specify more than 1 volume type";
+        errors.push(FieldError::forbidden(&format!("spec.{kind}"), why));
     }
     let policies = ["Delete", "Recycle", "Retain"];
     let path = "spec.persistentVolumeReclaimPolicy";
@@ -209,10 +279,13 @@ fn volume(new: &Value) -> Vec<FieldError> {
 fn access_modes(new: &Value) -> Vec<FieldError> {
     let modes = list(new, "/spec/accessModes");
     if modes.is_empty() {
-        return vec![FieldError::required(
-            "spec.accessModes",
-            "at least 1 access mode is required",
-        )];
+        let is_claim = new["kind"] == "PersistentVolumeClaim";
+        let why = if is_claim {
+            "at least 1 access mode is required"
+        } else {
+            ""
+        };
+        return vec![FieldError::required("spec.accessModes", why)];
     }
     let allowed = [
         "ReadOnlyMany",
@@ -220,11 +293,9 @@ fn access_modes(new: &Value) -> Vec<FieldError> {
         "ReadWriteOnce",
         "ReadWriteOncePod",
     ];
-    let checked = modes.iter().enumerate();
-    checked
-        .filter_map(|(index, mode)| {
-            one_of(mode, "", &format!("spec.accessModes[{index}]"), &allowed)
-        })
+    modes
+        .iter()
+        .filter_map(|mode| one_of(mode, "", "spec.accessModes", &allowed))
         .collect()
 }
 
@@ -244,10 +315,64 @@ fn event(new: &Value, reference: &str) -> Vec<FieldError> {
             "does not match event.namespace",
         ));
     }
-    if reference == "regarding" {
-        errors.extend(one_of(new, "/type", "type", &["Normal", "Warning"]));
+    errors
+}
+
+/// The newer face asks for more when an event is made.
+fn new_event(new: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    if text(new, "/eventTime").is_empty() {
+        errors.push(FieldError::required("eventTime", ""));
+    }
+    let kind = text(new, "/type");
+    if !matches!(kind, "Normal" | "Warning") {
+        let why = format!("has invalid value: {kind}");
+        errors.push(FieldError::invalid_text("type", "", &why));
     }
     errors
+}
+
+fn taints(new: &Value) -> Vec<FieldError> {
+    let allowed = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+    let taints = list(new, "/spec/taints").iter().enumerate();
+    taints
+        .filter_map(|(index, taint)| {
+            one_of(
+                taint,
+                "/effect",
+                &format!("metadata.taints[{index}].effect"),
+                &allowed,
+            )
+        })
+        .collect()
+}
+
+fn endpoints(new: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    for (place, subset) in list(new, "/subsets").iter().enumerate() {
+        for part in ["addresses", "notReadyAddresses"] {
+            for (index, address) in list(subset, &format!("/{part}")).iter().enumerate() {
+                let path = format!("subsets[{place}].{part}[{index}].ip");
+                errors.extend(address_errors(text(address, "/ip"), &path));
+            }
+        }
+        for (index, entry) in list(subset, "/ports").iter().enumerate() {
+            let path = format!("subsets[{place}].ports[{index}].port");
+            errors.extend(port(count(entry, "/port"), &path));
+        }
+    }
+    errors
+}
+
+const NO_ADDRESS: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+
+fn address_errors(address: &str, path: &str) -> Vec<FieldError> {
+    if address.parse::<std::net::IpAddr>().is_ok() {
+        return Vec::new();
+    }
+    [NO_ADDRESS, "must be a valid IP address"]
+        .map(|why| FieldError::invalid_text(path, address, why))
+        .to_vec()
 }
 
 fn endpoint_slice(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
@@ -267,6 +392,14 @@ fn endpoint_slice(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
                 &format!("endpoints[{index}].addresses"),
                 "must contain at least 1 address",
             ));
+        }
+        let is_name = text(new, "/addressType") == "FQDN";
+        for (place, address) in list(endpoint, "/addresses").iter().enumerate() {
+            let address = address.as_str().unwrap_or_default();
+            if !is_name && address.parse::<std::net::IpAddr>().is_err() {
+                let path = format!("endpoints[{index}].addresses[{place}]");
+                errors.push(FieldError::invalid_text(&path, address, NO_ADDRESS));
+            }
         }
     }
     errors.extend(old.and_then(|old| immutable(new, old, "/addressType", "addressType")));
@@ -298,14 +431,24 @@ fn lease(new: &Value) -> Vec<FieldError> {
 fn priority_class(new: &Value) -> Vec<FieldError> {
     const HIGHEST: i64 = 1_000_000_000;
     let mut errors = Vec::new();
-    let is_system = text(new, "/metadata/name").starts_with("system-");
+    let name = text(new, "/metadata/name");
+    let is_system = matches!(name, "system-cluster-critical" | "system-node-critical");
+    if name.starts_with("system-") && !is_system {
+        errors.push(FieldError::forbidden(
+            "metadata.name",
+            &format!(
+                "priority class names with 'system-' prefix are reserved for system use only. error: {name} is not a \
+                 known system priority class"
+            ),
+        ));
+    }
     if count(new, "/value") > HIGHEST && !is_system {
         errors.push(FieldError::forbidden(
             "value",
             &format!("maximum allowed value of a user defined priority is {HIGHEST}"),
         ));
     }
-    let policies = ["Never", "PreemptLowerPriority"];
+    let policies = ["PreemptLowerPriority", "Never"];
     errors.extend(one_of(
         new,
         "/preemptionPolicy",

@@ -306,7 +306,7 @@ fn field_selectors_know_their_kind() {
 #[test]
 fn events_have_two_faces() {
     let stored = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "involvedObject": {"name": "p"}, "message": "m",
-        "source": {"component": "c"}, "count": 2, "firstTimestamp": "2026-01-01T00:00:00Z", "reason": "R", "reportingComponent": "x"});
+        "source": {"component": "c"}, "count": 2, "firstTimestamp": "2026-01-01T00:00:00Z", "reason": "R", "reportingComponent": "x", "reportingInstance": ""});
     let events = builtin("events.k8s.io", "events");
     let mut served = stored.clone();
     events.from_stored(&mut served);

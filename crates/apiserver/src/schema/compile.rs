@@ -11,6 +11,8 @@ use super::node::{Bound, Checks, List, Node, NodeId, Pattern, Types, Unknown};
 use super::{DEPTH_MAX, Schema};
 
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
+const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 const JSON: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON";
 
 /// Compiles the schema of a built-in kind.
@@ -19,7 +21,7 @@ pub(super) fn typed<T: JsonSchema>() -> Schema {
     let root = generator.subschema_for::<T>().to_value();
     let mut compiler = Compiler::new(generator.take_definitions(false));
     let root = compiler.typed(&root, Demand::Root);
-    compiler.finish(root)
+    compiler.finish(root, false)
 }
 
 /// Compiles a CRD's schema, which `structural::check` has accepted. Its `metadata`, and that of
@@ -32,7 +34,7 @@ pub(super) fn custom(document: &Value) -> Schema {
     let mut root = compiler.custom_body(document, Mode::Structural, 0);
     compiler.add_object_fields(&mut root);
     let root = compiler.add(root);
-    compiler.finish(root)
+    compiler.finish(root, true)
 }
 
 /// Where in a built-in object we are. Kubernetes demands fields of what users write, the `spec`;
@@ -71,10 +73,11 @@ impl Compiler {
         }
     }
 
-    fn finish(self, root: NodeId) -> Schema {
+    fn finish(self, root: NodeId, is_custom: bool) -> Schema {
         Schema {
             nodes: self.nodes.into(),
             root,
+            is_custom,
         }
     }
 
@@ -140,6 +143,21 @@ impl Compiler {
                 })),
                 ..Node::of(Types::QUANTITY)
             },
+            TIME | MICRO_TIME => {
+                let format = if name == TIME {
+                    Format::DateTime
+                } else {
+                    Format::MicroTime
+                };
+                Node {
+                    checks: Some(Box::new(Checks {
+                        format: Some(format),
+                        ..Checks::default()
+                    })),
+                    null_is_absent: true,
+                    ..Node::of(Types::STRING)
+                }
+            }
             _ => match self.definitions.get(name).cloned() {
                 Some(body) => self.typed_body(&body, demand),
                 None => Node::any(),
@@ -312,7 +330,9 @@ impl Compiler {
             format: schema
                 .get("format")
                 .and_then(Value::as_str)
-                .and_then(Format::named),
+                .and_then(Format::named)
+                // Of custom kinds the size of an integer is not checked: minimum and maximum are for that.
+                .filter(|format| !matches!(format, Format::Int32 | Format::Int64)),
             one_of_values: schema
                 .get("enum")
                 .and_then(Value::as_array)

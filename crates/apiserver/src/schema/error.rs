@@ -80,6 +80,15 @@ impl FieldError {
         )
     }
 
+    /// Like [`FieldError::invalid`], for a value that is shown otherwise than as its JSON.
+    pub fn invalid_shown(path: &str, value: &str, detail: &str) -> FieldError {
+        FieldError::new(
+            path,
+            FieldReason::Invalid,
+            format!("Invalid value: {value}: {detail}"),
+        )
+    }
+
     pub fn invalid_text(path: &str, value: &str, detail: &str) -> FieldError {
         FieldError::invalid(path, &Value::String(value.to_owned()), detail)
     }

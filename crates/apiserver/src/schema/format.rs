@@ -12,6 +12,8 @@ pub(super) enum Format {
     Int32,
     Int64,
     DateTime,
+    /// Not a format on the wire: the type `MicroTime` of built-in kinds.
+    MicroTime,
     Date,
     Byte,
     Duration,
@@ -44,7 +46,7 @@ impl Format {
         match self {
             Format::Int32 => "int32",
             Format::Int64 => "int64",
-            Format::DateTime => "date-time",
+            Format::DateTime | Format::MicroTime => "date-time",
             Format::Date => "date",
             Format::Byte => "byte",
             Format::Duration => "duration",
@@ -81,7 +83,7 @@ impl Format {
     fn accepts_text(self, text: &str) -> bool {
         match self {
             Format::Int32 | Format::Int64 => true,
-            Format::DateTime => text.parse::<jiff::Timestamp>().is_ok(),
+            Format::DateTime | Format::MicroTime => text.parse::<jiff::Timestamp>().is_ok(),
             Format::Date => text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok(),
             Format::Byte => base64::engine::general_purpose::STANDARD
                 .decode(text)

@@ -1,5 +1,6 @@
 //! Changing a value to fit its schema: dropping what is unknown, filling in what is absent.
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::DEPTH_MAX;
@@ -10,9 +11,15 @@ use stoke_api::quantity::Exact;
 /// How many unknown fields are named in warnings; all of them are dropped.
 const UNKNOWN_MAX: usize = 100;
 
-pub(super) fn prune(nodes: &[Node], root: NodeId, value: &mut Value) -> Vec<String> {
+pub(super) fn prune(
+    nodes: &[Node],
+    root: NodeId,
+    is_custom: bool,
+    value: &mut Value,
+) -> Vec<String> {
     let mut pruner = Pruner {
         nodes,
+        is_custom,
         path: Vec::new(),
         unknown: Vec::new(),
     };
@@ -22,6 +29,8 @@ pub(super) fn prune(nodes: &[Node], root: NodeId, value: &mut Value) -> Vec<Stri
 
 struct Pruner<'a> {
     nodes: &'a [Node],
+    /// Custom kinds know no field of an object that should be none; built-in ones cannot even read it.
+    is_custom: bool,
     path: Vec<String>,
     unknown: Vec<String>,
 }
@@ -33,7 +42,9 @@ impl Pruner<'_> {
         }
         let node = &self.nodes[id.index()];
         match value {
-            Value::Object(fields) if node.types.has(Types::OBJECT) => self.object(node, fields),
+            Value::Object(fields) if node.types.has(Types::OBJECT) || self.is_custom => {
+                self.object(node, fields);
+            }
             Value::Array(items) => {
                 let Some(item) = node.items else { return };
                 for (index, value) in items.iter_mut().enumerate() {
@@ -48,16 +59,7 @@ impl Pruner<'_> {
 
     fn object(&mut self, node: &Node, fields: &mut Map<String, Value>) {
         if node.null_is_absent {
-            fields.retain(|_, value| !value.is_null());
-        }
-        if node.unknown == Unknown::Prune {
-            fields.retain(|name, _| {
-                let known = node.property(name).is_some();
-                if !known && self.unknown.len() < UNKNOWN_MAX {
-                    self.unknown.push(joined(&self.path, name));
-                }
-                known
-            });
+            self.drop_nulls(node, fields);
         }
         for (name, value) in fields.iter_mut() {
             let below = node.property(name).or(match node.unknown {
@@ -68,8 +70,46 @@ impl Pruner<'_> {
                 self.path.push(name.clone());
                 self.value(below, value);
                 self.path.pop();
+            } else if node.unknown == Unknown::Prune && self.unknown.len() < UNKNOWN_MAX {
+                self.unknown.push(joined(&self.path, name));
             }
         }
+        if node.unknown == Unknown::Prune {
+            fields.retain(|name, _| node.property(name).is_some());
+        }
+        if node.null_is_absent {
+            self.drop_empty(node, fields);
+        }
+    }
+
+    /// Go reads null as nothing, and so as the empty text where a map must have one.
+    fn drop_nulls(&self, node: &Node, fields: &mut Map<String, Value>) {
+        if let Unknown::Map(values) = node.unknown
+            && self.nodes[values.index()].types == Types::STRING
+        {
+            for value in fields.values_mut().filter(|value| value.is_null()) {
+                *value = Value::String(String::new());
+            }
+        }
+        fields.retain(|_, value| !value.is_null());
+    }
+
+    /// Lists and maps that may be absent are, when they are empty.
+    fn drop_empty(&self, node: &Node, fields: &mut Map<String, Value>) {
+        fields.retain(|name, value| {
+            let is_empty = match (&*value, node.property(name)) {
+                (Value::Array(items), Some(below)) => {
+                    items.is_empty() && self.nodes[below.index()].types.has(Types::ARRAY)
+                }
+                (Value::Object(entries), Some(below)) => {
+                    let is_map = matches!(self.nodes[below.index()].unknown, Unknown::Map(_));
+                    is_map && entries.is_empty()
+                }
+                _ => false,
+            };
+            let is_required = || node.required.iter().any(|field| **field == **name);
+            !is_empty || is_required()
+        });
     }
 }
 
@@ -125,20 +165,35 @@ fn default_at(nodes: &[Node], id: NodeId, value: &mut Value, depth: usize) {
                 }
             }
         }
-        Value::String(_) | Value::Number(_) if is_quantity(node) => {
+        Value::String(_) | Value::Number(_) => {
             let text = value
                 .as_str()
                 .map_or_else(|| value.to_string(), str::to_owned);
-            if let Some(quantity) = Exact::parse(&text) {
-                *value = Value::String(quantity.canonical());
+            let format = node.checks.as_ref().and_then(|checks| checks.format);
+            if let Some(canonical) = format.and_then(|format| canonical(format, node, &text)) {
+                *value = Value::String(canonical);
             }
         }
         _ => {}
     }
 }
 
-fn is_quantity(node: &Node) -> bool {
-    node.checks
-        .as_ref()
-        .is_some_and(|checks| checks.format == Some(Format::Quantity))
+/// The one spelling that a built-in kind has for a quantity or a time. What custom kinds say is theirs.
+fn canonical(format: Format, node: &Node, text: &str) -> Option<String> {
+    match format {
+        Format::Quantity => Some(Exact::parse(text)?.canonical()),
+        Format::DateTime if node.null_is_absent => Some(
+            text.parse::<Timestamp>()
+                .ok()?
+                .strftime("%Y-%m-%dT%H:%M:%SZ")
+                .to_string(),
+        ),
+        Format::MicroTime => Some(
+            text.parse::<Timestamp>()
+                .ok()?
+                .strftime("%Y-%m-%dT%H:%M:%S.%6fZ")
+                .to_string(),
+        ),
+        _ => None,
+    }
 }

@@ -82,7 +82,12 @@ impl Validator<'_> {
 
     fn object(&mut self, node: &Node, fields: &Map<String, Value>) {
         for name in &node.required {
-            if !fields.contains_key(name.as_ref()) {
+            // What is null and may not be is not there.
+            let is_absent = |value: &Value| {
+                let below = node.property(name).map(|below| &self.nodes[below.index()]);
+                value.is_null() && below.is_some_and(|below| !below.nullable)
+            };
+            if fields.get(name.as_ref()).is_none_or(is_absent) {
                 self.below(name, |this| {
                     this.errors.push(FieldError::required(&this.path, ""));
                 });
@@ -90,7 +95,9 @@ impl Validator<'_> {
         }
         for (name, value) in fields {
             if let Some(below) = node.property(name) {
-                if value.is_null() && node.null_is_absent {
+                let is_required = || node.required.iter().any(|field| **field == **name);
+                let is_nullable = self.nodes[below.index()].nullable;
+                if value.is_null() && (node.null_is_absent || (!is_nullable && is_required())) {
                     continue;
                 }
                 self.below(name, |this| this.value(below, value));
@@ -281,7 +288,8 @@ impl Validator<'_> {
                 .iter()
                 .any(|&branch| self.holds(branch, value))
         {
-            self.invalid(value, "in body must validate at least one schema (anyOf)");
+            self.no_branch("must validate at least one schema (anyOf)");
+            self.branch_errors(checks.any_of.first(), value);
         }
         if !checks.one_of.is_empty() {
             let valid = checks
@@ -291,21 +299,42 @@ impl Validator<'_> {
                 .count();
             if valid != 1 {
                 let mut found =
-                    String::from("in body must validate one and only one schema (oneOf). Found ");
+                    String::from("must validate one and only one schema (oneOf). Found ");
                 let _ = if valid == 0 {
                     write!(found, "none valid")
                 } else {
                     write!(found, "{valid} valid alternatives")
                 };
-                self.invalid(value, &found);
+                self.no_branch(&found);
+                if valid == 0 {
+                    self.branch_errors(checks.one_of.first(), value);
+                }
             }
         }
         if checks.not.is_some_and(|branch| self.holds(branch, value)) {
-            self.invalid(value, "in body must not validate the schema (not)");
+            self.no_branch("must not validate the schema (not)");
+        }
+    }
+
+    /// That alternatives do not fit is said of the object as a whole.
+    fn no_branch(&mut self, what: &str) {
+        let detail = format!("{:?} {what}", self.path);
+        self.errors.push(FieldError::invalid_text("", "", &detail));
+    }
+
+    /// What the first alternative has against a value that fits none.
+    fn branch_errors(&mut self, branch: Option<&NodeId>, value: &Value) {
+        if let Some(&branch) = branch {
+            let errors = self.tried(branch, value);
+            self.errors.extend(errors);
         }
     }
 
     fn holds(&self, branch: NodeId, value: &Value) -> bool {
+        self.tried(branch, value).is_empty()
+    }
+
+    fn tried(&self, branch: NodeId, value: &Value) -> Vec<FieldError> {
         let mut trial = Validator {
             nodes: self.nodes,
             path: self.path.clone(),
@@ -313,7 +342,7 @@ impl Validator<'_> {
             errors: Vec::new(),
         };
         trial.value(branch, value);
-        trial.errors.is_empty()
+        trial.errors
     }
 }
 

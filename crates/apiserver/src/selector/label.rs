@@ -211,7 +211,7 @@ impl<'a> Parser<'a> {
             Token::Word(key) => key.to_owned(),
             other => return Err(found(other, "identifier")),
         };
-        names::qualified_name(&key).map_err(|why| format!("key: Invalid value: {key:?}: {why}"))?;
+        invalid("<nil>", &key, names::qualified_name(&key))?;
         let condition = match self.peek() {
             _ if absent => Condition::Absent,
             Token::End | Token::Symbol(",") => Condition::Exists,
@@ -243,7 +243,7 @@ impl<'a> Parser<'a> {
     fn number(&mut self, key: &str) -> Result<i64, String> {
         let value = self.value(key)?;
         value.parse().map_err(|_| {
-            format!("values[0][{key}]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer")
+            format!("values[0]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer")
         })
     }
 
@@ -260,7 +260,8 @@ impl<'a> Parser<'a> {
                     self.take();
                     value.to_owned()
                 }
-                _ => String::new(),
+                Token::End => return Err(found(Token::End, "',', ')' or identifier")),
+                Token::Symbol(_) => String::new(),
             };
             values.insert(check_value(key, index, value)?);
             match self.take() {
@@ -274,12 +275,26 @@ impl<'a> Parser<'a> {
 }
 
 fn check_value(key: &str, index: usize, value: String) -> Result<String, String> {
-    match names::label_value(&value) {
-        Ok(()) => Ok(value),
-        Err(why) => Err(format!(
-            "values[{index}][{key}]: Invalid value: {value:?}: {why}"
-        )),
+    invalid(
+        &format!("values[{index}][{key}]"),
+        &value,
+        names::label_value(&value),
+    )?;
+    Ok(value)
+}
+
+fn invalid(path: &str, value: &str, wrong: Vec<String>) -> Result<(), String> {
+    if wrong.is_empty() {
+        return Ok(());
     }
+    let errors: Vec<String> = wrong
+        .iter()
+        .map(|why| format!("{path}: Invalid value: {value:?}: {why}"))
+        .collect();
+    Err(match errors.as_slice() {
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    })
 }
 
 fn found(token: Token<'_>, expected: &str) -> String {
@@ -385,16 +400,16 @@ a b => unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, g
 a=b c => found 'c', expected: ',' or 'end of string'
 !a=b => found '=', expected: ',' or 'end of string'
 a in b => unable to parse requirement: found 'b', expected: '('
-a in ( => unable to parse requirement: found '', expected: ',' or ')'
+a in ( => unable to parse requirement: found '', expected: ',', ')' or identifier
 a in (b => unable to parse requirement: found '', expected: ',' or ')'
 a in (b c) => unable to parse requirement: found 'c', expected: ',' or ')'
-a>x => unable to parse requirement: values[0][a]: Invalid value: "x": for 'Gt', 'Lt' operators, the value must be an integer
+a>x => unable to parse requirement: values[0]: Invalid value: "x": for 'Gt', 'Lt' operators, the value must be an integer
 a=b d => found 'd', expected: ',' or 'end of string'
 ! => unable to parse requirement: found '', expected: identifier
--a=b => unable to parse requirement: key: Invalid value: "-a": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName', 'my.name' or '123-abc')
-a/b/c => unable to parse requirement: key: Invalid value: "a/b/c": a qualified name must have at most one '/' (e.g. 'example.com/MyName')
-a=-b => unable to parse requirement: values[0][a]: Invalid value: "-b": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue', 'my_value' or '12345')
-a in (b,-c) => unable to parse requirement: values[1][a]: Invalid value: "-c": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue', 'my_value' or '12345')
+-a=b => unable to parse requirement: <nil>: Invalid value: "-a": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
+a/b/c => unable to parse requirement: <nil>: Invalid value: "a/b/c": a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')
+a=-b => unable to parse requirement: values[0][a]: Invalid value: "-b": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')
+a in (b,-c) => unable to parse requirement: values[1][a]: Invalid value: "-c": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')
 a===b => unable to parse requirement: found '=', expected: identifier
 a=(b) => unable to parse requirement: found '(', expected: identifier
 (( => found '(', expected: !, identifier, or 'end of string'

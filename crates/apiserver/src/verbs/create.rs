@@ -2,10 +2,10 @@
 
 use http::StatusCode;
 use jiff::Timestamp;
-use stoke_store::{Error as StoreError, Key};
+use stoke_store::Key;
 
 use crate::admission;
-use crate::object;
+use crate::object::{self, Light};
 use crate::registry::DEFINITIONS;
 use crate::reply::{Document, Reply};
 use crate::request::{Body, WriteOptions};
@@ -50,20 +50,21 @@ pub(crate) async fn create(
             }
             if options.dry_run {
                 return match write.get(&key)? {
-                    Some(_) => Err(Status::already_exists(&resource, &key.name)),
+                    Some(found) => Err(taken(&resource, &key, &found.document)),
                     None => Ok(Document::Served(object)),
                 };
             }
+            if let Some(found) = write.get(&key)? {
+                return Err(taken(&resource, &key, &found.document));
+            }
             let mut stored = object.clone();
             resource.to_stored(&mut stored);
-            let stored = write.create(&key, stored).map_err(|error| match error {
-                StoreError::Exists(key) => Status::already_exists(&resource, &key.name),
-                other => other.into(),
-            })?;
+            let stored = write.create(&key, stored)?;
             admission::after_create(write, &resource, &object, now)?;
             Ok(Document::Stored(stored.document))
         })
-        .await?;
+        .await
+        .map_err(|status: Status| status.with_warnings(&admitted.warnings))?;
     if is_definition && !options.dry_run {
         core.registry.reload(&core.store).await?;
     }
@@ -72,6 +73,14 @@ pub(crate) async fn create(
         document,
         warnings: admitted.warnings,
     })
+}
+
+fn taken(resource: &Resource, key: &Key, by: &[u8]) -> Status {
+    if Light::read(by).is_deleting() {
+        Status::still_exists(resource, &key.name)
+    } else {
+        Status::already_exists(resource, &key.name)
+    }
 }
 
 fn key(resource: &Resource, object: &serde_json::Value) -> Key {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use stoke_store::{Key, Scan, Write};
 
 use super::select::Selection;
-use super::update::{is_released, save};
+use super::update::is_released;
+use crate::admission::definition;
 use crate::object::{self, FOREGROUND_FINALIZER, ORPHAN_FINALIZER};
 use crate::registry::DEFINITIONS;
 use crate::reply::{Document, Reply, encode, json_response, parse};
@@ -27,6 +28,8 @@ const CHUNK: usize = 100;
 /// What a deletion did.
 pub(crate) struct Deleted {
     document: Document,
+    /// As it was before.
+    before: Document,
     /// Whether the object is gone, or only on its way.
     gone: bool,
 }
@@ -91,7 +94,7 @@ pub(crate) async fn delete_collection(
                 let mut items = Vec::new();
                 for key in &chunk {
                     match delete_in(write, &owned, key, &options, now) {
-                        Ok(deleted) => items.push(deleted.document.into_value(&owned)?),
+                        Ok(deleted) => items.push(deleted.before.into_value(&owned)?),
                         // Someone else was faster.
                         Err(status) if status.code() == StatusCode::NOT_FOUND => {}
                         Err(status) => return Err(status),
@@ -105,10 +108,14 @@ pub(crate) async fn delete_collection(
     if resource.key() == DEFINITIONS {
         core.registry.reload(&core.store).await?;
     }
+    let mut meta = json!({"resourceVersion": core.store.revision().to_string()});
+    if !resource.is_builtin() {
+        meta["continue"] = "".into();
+    }
     let body = encode(&json!({
         "kind": resource.list_kind,
         "apiVersion": resource.api_version(),
-        "metadata": {"resourceVersion": core.store.revision().to_string()},
+        "metadata": meta,
         "items": items,
     }))?;
     Ok(json_response(StatusCode::OK, body))
@@ -161,7 +168,11 @@ pub(crate) fn delete_in(
         .get(key)?
         .ok_or_else(|| Status::not_found(resource, &key.name))?;
     let old = stored.value(key)?;
-    check_preconditions(resource, &old, &options.preconditions)?;
+    if key.resource == "namespaces" {
+        check_preconditions(resource, &old, &options.preconditions)?;
+    } else {
+        check_delete_preconditions(resource, &old, &options.preconditions)?;
+    }
     if key.resource == "namespaces" && IMMORTAL.contains(&key.name.as_str()) {
         return Err(Status::forbidden(
             resource,
@@ -169,28 +180,61 @@ pub(crate) fn delete_in(
             "this namespace may not be deleted",
         ));
     }
-    let next = next_state(resource, &old, options, now);
-    let unchanged = next == old;
-    if options.dry_run || unchanged {
-        let gone = is_released(&next);
-        return Ok(Deleted {
-            document: Document::Stored(stored.document),
-            gone,
-        });
-    }
-    if is_released(&next) && !object::is_deleting(&old) {
-        // Nobody has to be told that it is on its way: it is gone.
-        let last = write.delete(key)?;
-        return Ok(Deleted {
-            document: Document::Stored(last.document),
-            gone: true,
-        });
-    }
+    let mut next = next_state(resource, &old, options, now);
     let gone = is_released(&next);
-    let mut served = next;
-    resource.from_stored(&mut served);
-    let document = save(write, resource, key, served)?;
-    Ok(Deleted { document, gone })
+    let unchanged = next == old;
+    let before = Document::Stored(stored.document.clone());
+    let is_told = !gone || key.resource == "pods";
+    let document = if unchanged || (options.dry_run && !is_told) {
+        Document::Stored(stored.document)
+    } else if options.dry_run {
+        resource.from_stored(&mut next);
+        Document::Served(next)
+    } else if !gone {
+        Document::Stored(write.update(key, next)?.document)
+    } else if key.resource == "pods" {
+        // A pod is seen to be told to go even if it goes at once, so that its node notices.
+        write.update(key, next)?;
+        Document::Stored(write.delete(key)?.document)
+    } else {
+        Document::Stored(write.delete(key)?.document)
+    };
+    Ok(Deleted {
+        document,
+        before,
+        gone,
+    })
+}
+
+/// A deletion is told in whole sentences which of the two objects it was about.
+fn check_delete_preconditions(
+    resource: &Resource,
+    object: &Value,
+    wanted: &Preconditions,
+) -> Result<(), Status> {
+    let check = |what: &str, wanted: Option<&str>, found: &str, happened: &str| match wanted {
+        Some(wanted) if wanted != found => Err(Status::other_object(
+            resource,
+            object::name(object),
+            &format!(
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({found}). The object \
+                 might have been {happened}"
+            ),
+        )),
+        _ => Ok(()),
+    };
+    check(
+        "UID",
+        wanted.uid.as_deref(),
+        object::uid(object),
+        "deleted and then recreated",
+    )?;
+    check(
+        "ResourceVersion",
+        wanted.resource_version.as_deref(),
+        object::resource_version(object),
+        "modified",
+    )
 }
 
 pub(super) fn check_preconditions(
@@ -254,15 +298,21 @@ fn next_state(resource: &Resource, old: &Value, options: &DeleteOptions, now: Ti
     };
     if let Some(deadline) = deadline {
         metadata.insert("deletionTimestamp".into(), object::time(deadline).into());
-        metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
-        if let Some(generation) = metadata.get("generation").and_then(Value::as_i64)
+        if !matches!(resource.key().as_str(), "namespaces" | DEFINITIONS) {
+            metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+        }
+        if resource.key() != DEFINITIONS
             && begun.is_none()
+            && let Some(generation) = metadata.get("generation").and_then(Value::as_i64)
         {
             metadata.insert("generation".into(), (generation + 1).into());
         }
     }
     if resource.key() == "namespaces" {
         object::child_mut(&mut next, "status").insert("phase".into(), "Terminating".into());
+    }
+    if resource.key() == DEFINITIONS && begun.is_none() {
+        definition::begin_termination(&mut next, now);
     }
     next
 }

@@ -40,7 +40,7 @@ impl Token {
     }
 
     fn decode(text: &str) -> Result<Self, Status> {
-        let refused = || Status::bad_request("continue key is not valid");
+        let refused = || Status::bad_request("invalid continue token: continue key is not valid");
         if text.len() > TOKEN_LENGTH_MAX {
             return Err(refused());
         }
@@ -124,7 +124,10 @@ fn read_page(
             .map(|token| (token.namespace.as_str(), token.name.as_str())),
         at: at.filter(|at| *at != latest),
     };
-    let mut page = collect(read, resource, selection, &scan, options.limit, raw)
+    // Who takes any state is given all of it.
+    let is_any = options.revision == RevisionOption::Any && token.is_none();
+    let limit = options.limit.filter(|_| !is_any);
+    let mut page = collect(read, resource, selection, &scan, limit, raw)
         .map_err(|error| expired_token(error, token.is_some()))?;
     page.revision = at.unwrap_or(latest);
     if let Some((namespace, name)) = &page.last
@@ -219,6 +222,9 @@ fn collect(
 
 fn render(resource: &Resource, page: Page, shape: Shape) -> Result<Response, Status> {
     let mut meta = json!({"resourceVersion": page.revision.to_string()});
+    if !resource.is_builtin() && !matches!(shape, Shape::Table(_)) {
+        meta["continue"] = "".into();
+    }
     if let Some((namespace, name)) = page.last {
         let token = Token {
             v: TOKEN_VERSION.to_owned(),

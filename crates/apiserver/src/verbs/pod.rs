@@ -107,6 +107,13 @@ pub(crate) async fn bind(
 ) -> Result<Response, Status> {
     let binding = body.value;
     check_kind(&binding, "Binding", "v1")?;
+    let name = object::name(&binding);
+    if !name.is_empty() && name != key.name {
+        return Err(Status::bad_request(
+            "name in URL does not match name in Binding object",
+        ));
+    }
+    let annotations = binding["metadata"]["annotations"].clone();
     let node = binding["target"]["name"].as_str().unwrap_or_default();
     let kind = binding["target"]["kind"].as_str().unwrap_or("Node");
     if node.is_empty() || !matches!(kind, "Node" | "") {
@@ -127,7 +134,7 @@ pub(crate) async fn bind(
                 write,
                 &resource,
                 &key,
-                &node,
+                (&node, &annotations),
                 &preconditions,
                 options.dry_run,
             )
@@ -140,7 +147,7 @@ fn bind_in(
     write: &mut Write<'_>,
     resource: &Resource,
     key: &Key,
-    node: &str,
+    (node, annotations): (&str, &Value),
     preconditions: &Preconditions,
     dry_run: bool,
 ) -> Result<(), Status> {
@@ -153,16 +160,17 @@ fn bind_in(
     let name = &key.name;
     if object::is_deleting(&pod) {
         let why = format!("pod {name} is being deleted, cannot be assigned to a host");
-        return Err(Status::conflict(resource, name, &why));
+        return Err(Status::binding_conflict(name, &why));
     }
     let assigned = pod["spec"]["nodeName"].as_str().unwrap_or_default();
     if !assigned.is_empty() {
         let why = format!("pod {name} is already assigned to node \"{assigned}\"");
-        return Err(Status::conflict(resource, name, &why));
+        return Err(Status::binding_conflict(name, &why));
     }
     object::child_mut(&mut pod, "spec").insert("nodeName".into(), node.into());
-    let generation = object::generation(&pod) + 1;
-    object::metadata_mut(&mut pod).insert("generation".into(), generation.into());
+    for (name, value) in annotations.as_object().into_iter().flatten() {
+        object::child_mut(&mut pod["metadata"], "annotations").insert(name.clone(), value.clone());
+    }
     let now = object::time(Timestamp::now());
     let scheduled = json!({
         "type": "PodScheduled",
@@ -197,6 +205,12 @@ pub(crate) async fn evict(
 ) -> Result<Response, Status> {
     let eviction = body.value;
     check_kind(&eviction, "Eviction", "policy/v1")?;
+    let name = object::name(&eviction);
+    if !name.is_empty() && name != key.name {
+        return Err(Status::bad_request(
+            "name in URL does not match name in Eviction object",
+        ));
+    }
     let said = &eviction["deleteOptions"];
     let precondition = |name: &str| said["preconditions"][name].as_str().map(str::to_owned);
     let delete = DeleteOptions {
@@ -230,7 +244,7 @@ fn evict_in(
         .ok_or_else(|| Status::not_found(resource, &key.name))?;
     let mut pod = stored.value(key)?;
     check_preconditions(resource, &pod, &delete.preconditions)?;
-    if !delete.dry_run && !object::is_deleting(&pod) {
+    if !delete.dry_run {
         let evicted = json!({
             "type": "DisruptionTarget",
             "status": "True",

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use stoke_store::{Key, Write};
 
-use crate::admission::{self, Admitted, Part};
+use crate::admission::{self, Admitted, Part, Reading};
 use crate::object;
 use crate::patch::{self, PatchError};
 use crate::registry::DEFINITIONS;
@@ -37,10 +37,14 @@ pub(crate) async fn update(
         && !resource.is_builtin()
     {
         return Err(Status::unsupported_media_type(
-            "application/json-patch+json, application/merge-patch+json",
+            "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
         ));
     }
     let owned = resource.clone();
+    let change = match change {
+        Change::Replace(body) => Next::Read(read(resource, &key, body, options)?),
+        Change::Patch(patch) => Next::Patched(patch),
+    };
     let (document, warnings) = core
         .store
         .write(move |write| apply(write, &owned, &key, part, change, options))
@@ -54,51 +58,46 @@ pub(crate) async fn update(
     })
 }
 
+/// A change on its way into the writer: whole objects are read before, patches meet their object there.
+enum Next {
+    Read(Reading),
+    Patched(Patch),
+}
+
 fn apply(
     write: &mut Write<'_>,
     resource: &Resource,
     key: &Key,
     part: Part,
-    change: Change,
+    next: Next,
     options: WriteOptions,
 ) -> Result<(Document, Vec<String>), Status> {
-    let stored = write
-        .get(key)?
-        .ok_or_else(|| Status::not_found(resource, &key.name))?;
+    let Some(stored) = write.get(key)? else {
+        let missing = Status::not_found(resource, &key.name);
+        return Err(match next {
+            Next::Read(reading) => reading.refused(missing),
+            Next::Patched(_) => missing,
+        });
+    };
     let mut old = stored.value(key)?;
     resource.from_stored(&mut old);
-    let is_patch = matches!(change, Change::Patch(_));
-    let body = match change {
-        Change::Replace(mut body) => {
-            let metadata = &body.value["metadata"];
-            let name = metadata["name"].as_str().unwrap_or_default();
-            if name != key.name {
-                return Err(Status::bad_request(format!(
-                    "the name of the object ({name}) does not match the name on the URL ({})",
-                    key.name
-                )));
-            }
-            let namespace = Some(key.namespace.as_str()).filter(|text| !text.is_empty());
-            admission::check_namespace(&mut body.value, namespace)?;
-            body
+    let now = Timestamp::now();
+    let admitted = match next {
+        Next::Read(reading) => admission::update(resource, part, &old, reading, false, now),
+        Next::Patched(patch) => {
+            let body = Body {
+                value: patched(resource, &old, &patch)?,
+                duplicates: Vec::new(),
+            };
+            let mut reading = admission::read(resource, body, options).map_err(about_patch)?;
+            check_name(&mut reading.value, key)?;
+            admission::update(resource, part, &old, reading, true, now).map_err(about_patch)
         }
-        Change::Patch(patch) => Body {
-            value: patched(resource, &old, &patch)?,
-            duplicates: Vec::new(),
-        },
     };
     let Admitted {
         object: new,
         warnings,
-    } = admission::update(resource, part, &old, body, options, Timestamp::now()).map_err(
-        |status| {
-            if is_patch {
-                about_patch(status)
-            } else {
-                status
-            }
-        },
-    )?;
+    } = admitted?;
     if new == old {
         return Ok((Document::Stored(stored.document), warnings));
     }
@@ -109,6 +108,37 @@ fn apply(
     Ok((document, warnings))
 }
 
+/// Reads a whole object that is to take the place of the one at `key`.
+fn read(
+    resource: &Resource,
+    key: &Key,
+    body: Body,
+    options: WriteOptions,
+) -> Result<Reading, Status> {
+    let mut reading = admission::read(resource, body, options)?;
+    check_name(&mut reading.value, key).map_err(|status| reading.refused(status))?;
+    Ok(reading)
+}
+
+/// What is sent to a place must say that it belongs there.
+fn check_name(value: &mut Value, key: &Key) -> Result<(), Status> {
+    let name = object::name(value);
+    if name.is_empty() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            key.name
+        )));
+    }
+    if name != key.name {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            key.name
+        )));
+    }
+    let namespace = Some(key.namespace.as_str()).filter(|text| !text.is_empty());
+    admission::check_namespace(value, namespace)
+}
+
 /// Stores the next state of an object, or lets it go if nothing holds it any more.
 pub(crate) fn save(
     write: &mut Write<'_>,
@@ -116,14 +146,13 @@ pub(crate) fn save(
     key: &Key,
     mut new: Value,
 ) -> Result<Document, Status> {
-    let gone = is_released(&new);
+    if is_released(&new) {
+        // Never written in the state in which nothing holds it: watchers see it as it last was, and gone.
+        write.delete(key)?;
+        return Ok(Document::Served(new));
+    }
     resource.to_stored(&mut new);
     let stored = write.update(key, new)?;
-    if gone {
-        // Written before it goes, so that the last state shows the finalizers gone.
-        let last = write.delete(key)?;
-        return Ok(Document::Stored(last.document));
-    }
     Ok(Document::Stored(stored.document))
 }
 

@@ -195,7 +195,7 @@ async fn status_and_spec_do_not_touch_each_other() {
         .await
         .ok();
     assert_eq!(status["status"]["phase"], "Running");
-    assert_eq!(status["metadata"]["labels"]["a"], "b");
+    assert_eq!(status["metadata"]["labels"]["a"], "c");
     assert!(status["spec"].get("nodeName").is_none());
     assert_eq!(status["metadata"]["generation"], 1);
 }

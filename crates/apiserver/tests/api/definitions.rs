@@ -36,10 +36,8 @@ fn widget(name: &str, spec: Value) -> Value {
 #[tokio::test]
 async fn a_definition_is_served_at_once() {
     let world = World::kept().await;
-    world
-        .post(WIDGETS, widget("a", json!({"size": 1})))
-        .await
-        .refused(404, "NotFound");
+    let early = world.post(WIDGETS, widget("a", json!({"size": 1}))).await;
+    assert_eq!(early.code, 404);
     let created = world.post(DEFINITIONS, definition()).await.ok();
     let conditions = created["status"]["conditions"].as_array().unwrap();
     assert!(
@@ -119,7 +117,9 @@ async fn the_end_of_a_definition_is_the_end_of_its_objects() {
         .await
         .ok();
     let mut definitions = world
-        .watch(&format!("{DEFINITIONS}/widgets.example.dev?watch=1"))
+        .watch(&format!(
+            "{DEFINITIONS}?watch=1&fieldSelector=metadata.name%3Dwidgets.example.dev"
+        ))
         .await;
     assert_eq!(
         next_event(&mut definitions).await,
@@ -189,10 +189,8 @@ async fn bad_definitions() {
         rival["status"]["conditions"][0]["status"], "False",
         "the kind is taken: {rival}"
     );
-    world
-        .get("/apis/example.dev/v1/widgetz")
-        .await
-        .refused(404, "NotFound");
+    let unserved = world.get("/apis/example.dev/v1/widgetz").await;
+    assert_eq!(unserved.code, 404);
 }
 
 #[tokio::test]

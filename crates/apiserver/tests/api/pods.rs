@@ -84,10 +84,16 @@ async fn binding() {
         .post(&path, binding.clone())
         .await
         .refused(409, "Conflict");
+    let mut elsewhere = binding.clone();
+    elsewhere["metadata"]["name"] = "no".into();
+    world
+        .post(&format!("{PODS}/no/binding"), elsewhere)
+        .await
+        .refused(404, "NotFound");
     world
         .post(&format!("{PODS}/no/binding"), binding)
         .await
-        .refused(404, "NotFound");
+        .refused(400, "BadRequest");
     world.get(&path).await.refused(405, "MethodNotAllowed");
     let list = world
         .get("/api/v1/pods?fieldSelector=spec.nodeName%3Dhere")

@@ -50,7 +50,7 @@ async fn from_a_revision_without_a_gap() {
     assert_eq!(next_event(&mut events).await, "ADDED c");
     let mut one = world
         .watch(&format!(
-            "{CONFIGS}/b?watch=true&resourceVersion={}",
+            "{CONFIGS}?watch=true&fieldSelector=metadata.name%3Db&resourceVersion={}",
             revision(&first)
         ))
         .await;

@@ -12,6 +12,12 @@ pub(super) fn fill(pod: &mut Value) {
     set(spec, "restartPolicy", "Always");
     set(spec, "dnsPolicy", "ClusterFirst");
     set(spec, "terminationGracePeriodSeconds", 30);
+    if spec["terminationGracePeriodSeconds"]
+        .as_i64()
+        .is_some_and(|seconds| seconds < 0)
+    {
+        spec.insert("terminationGracePeriodSeconds".into(), 1.into());
+    }
     set(spec, "schedulerName", "default-scheduler");
     set(spec, "securityContext", json!({}));
     set(spec, "enableServiceLinks", true);
@@ -24,6 +30,28 @@ pub(super) fn fill(pod: &mut Value) {
     }
     for volume in each(spec, "volumes") {
         fill_volume(volume);
+    }
+}
+
+/// What the status of a pod shows even where nobody said it.
+pub(super) fn fill_status(pod: &mut Value) {
+    let status = child_mut(pod, "status");
+    for condition in each(status, "conditions") {
+        for field in ["lastProbeTime", "lastTransitionTime"] {
+            condition.entry(field).or_insert(Value::Null);
+        }
+    }
+    for list in ["containerStatuses", "initContainerStatuses"] {
+        for container in each(status, list) {
+            for field in ["state", "lastState"] {
+                set(container, field, json!({}));
+            }
+            for field in ["image", "imageID"] {
+                set(container, field, "");
+            }
+            set(container, "ready", false);
+            set(container, "restartCount", 0);
+        }
     }
 }
 

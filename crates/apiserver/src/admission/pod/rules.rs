@@ -18,8 +18,17 @@ const SECONDS_MAX: i64 = i32::MAX as i64;
 pub(crate) fn errors(pod: &Value) -> Vec<FieldError> {
     let mut found = Vec::new();
     let spec = &pod["spec"];
+    let volumes = volume_names(&mut found, spec);
     if containers(pod, "containers").next().is_none() {
         found.push(FieldError::required("spec.containers", ""));
+    }
+    let mut seen = BTreeSet::new();
+    for list in CONTAINER_LISTS {
+        for (place, container) in containers(pod, list).enumerate() {
+            let path = format!("spec.{list}[{place}]");
+            container_name(&mut found, &mut seen, &path, container);
+            check_container(&mut found, &volumes, &path, container);
+        }
     }
     one_of(
         &mut found,
@@ -33,9 +42,8 @@ pub(crate) fn errors(pod: &Value) -> Vec<FieldError> {
         spec,
         "spec",
         "dnsPolicy",
-        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
     );
-    at_least(&mut found, spec, "spec", "terminationGracePeriodSeconds", 0);
     at_most(
         &mut found,
         spec,
@@ -50,27 +58,57 @@ pub(crate) fn errors(pod: &Value) -> Vec<FieldError> {
         1..=SECONDS_MAX,
     );
     for field in ["hostname", "subdomain"] {
-        if let Some(name) = spec[field].as_str().filter(|name| !name.is_empty())
-            && let Err(why) = names::dns_label(name)
-        {
-            found.push(FieldError::invalid_text(
-                &format!("spec.{field}"),
-                name,
-                &why,
-            ));
+        if let Some(name) = spec[field].as_str().filter(|name| !name.is_empty()) {
+            invalid_name(&mut found, &format!("spec.{field}"), name);
         }
     }
-    let volumes = volume_names(&mut found, spec);
-    let mut seen = BTreeSet::new();
-    for list in CONTAINER_LISTS {
-        for (place, container) in containers(pod, list).enumerate() {
-            let path = format!("spec.{list}[{place}]");
-            container_name(&mut found, &mut seen, &path, container);
-            check_container(&mut found, &volumes, &path, container);
+    for (key, value) in spec["nodeSelector"].as_object().into_iter().flatten() {
+        let value = value.as_str().unwrap_or_default();
+        let wrong = names::qualified_name(key)
+            .into_iter()
+            .map(|why| (key.as_str(), why));
+        for (what, why) in wrong.chain(
+            names::label_value(value)
+                .into_iter()
+                .map(|why| (value, why)),
+        ) {
+            found.push(FieldError::invalid_text("spec.nodeSelector", what, &why));
         }
+    }
+    for (place, toleration) in list(spec, "tolerations").enumerate() {
+        check_toleration(
+            &mut found,
+            &format!("spec.tolerations[{place}]"),
+            toleration,
+        );
     }
     found
 }
+
+/// Says so if `name` is no DNS label.
+fn invalid_name(found: &mut Vec<FieldError>, path: &str, name: &str) -> bool {
+    let wrong = names::dns_label(name);
+    for why in &wrong {
+        found.push(FieldError::invalid_text(path, name, why));
+    }
+    !wrong.is_empty()
+}
+
+/// The sources of volumes, in the order in which Kubernetes looks for them: all but the first are too many.
+const SOURCES: [&str; 12] = [
+    "emptyDir",
+    "hostPath",
+    "secret",
+    "nfs",
+    "iscsi",
+    "persistentVolumeClaim",
+    "downwardAPI",
+    "configMap",
+    "projected",
+    "csi",
+    "ephemeral",
+    "image",
+];
 
 fn volume_names<'a>(found: &mut Vec<FieldError>, spec: &'a Value) -> BTreeSet<&'a str> {
     let mut names = BTreeSet::new();
@@ -79,24 +117,19 @@ fn volume_names<'a>(found: &mut Vec<FieldError>, spec: &'a Value) -> BTreeSet<&'
         let name = volume["name"].as_str().unwrap_or_default();
         if name.is_empty() {
             found.push(FieldError::required(&format!("{path}.name"), ""));
-        } else if let Err(why) = names::dns_label(name) {
-            found.push(FieldError::invalid_text(
-                &format!("{path}.name"),
-                name,
-                &why,
-            ));
-        } else if !names.insert(name) {
+        } else if !invalid_name(found, &format!("{path}.name"), name) && !names.insert(name) {
             found.push(FieldError::duplicate(
                 &format!("{path}.name"),
                 &Value::from(name),
             ));
         }
-        let sources = volume.as_object().map_or(0, |volume| {
-            volume.keys().filter(|field| *field != "name").count()
-        });
-        if sources > 1 {
+        for extra in SOURCES
+            .iter()
+            .filter(|source| volume.get(**source).is_some())
+            .skip(1)
+        {
             let why = "may not specify more than 1 volume type";
-            found.push(FieldError::forbidden(&path, why));
+            found.push(FieldError::forbidden(&format!("{path}.{extra}"), why));
         }
     }
     names
@@ -111,13 +144,7 @@ fn container_name<'a>(
     let name = container["name"].as_str().unwrap_or_default();
     if name.is_empty() {
         found.push(FieldError::required(&format!("{path}.name"), ""));
-    } else if let Err(why) = names::dns_label(name) {
-        found.push(FieldError::invalid_text(
-            &format!("{path}.name"),
-            name,
-            &why,
-        ));
-    } else if !seen.insert(name) {
+    } else if !invalid_name(found, &format!("{path}.name"), name) && !seen.insert(name) {
         found.push(FieldError::duplicate(
             &format!("{path}.name"),
             &Value::from(name),
@@ -143,7 +170,8 @@ fn check_container(
     );
     let mut mounted = BTreeSet::new();
     for (place, mount) in list(container, "volumeMounts").enumerate() {
-        let path = format!("{path}.volumeMounts[{place}]");
+        let mounts = format!("{path}.volumeMounts");
+        let path = format!("{mounts}[{place}]");
         let name = mount["name"].as_str().unwrap_or_default();
         if name.is_empty() {
             found.push(FieldError::required(&format!("{path}.name"), ""));
@@ -160,15 +188,22 @@ fn check_container(
                 "must be unique",
             ));
         }
-        if let Some(sub) = mount["subPath"].as_str()
-            && (sub.starts_with('/') || sub.split('/').any(|part| part == ".."))
-        {
-            let why = "must be a relative path that does not contain '..'";
-            found.push(FieldError::invalid_text(
-                &format!("{path}.subPath"),
-                sub,
-                why,
-            ));
+        if let Some(sub) = mount["subPath"].as_str() {
+            let path = format!("{mounts}.subPath");
+            if sub.starts_with('/') {
+                found.push(FieldError::invalid_text(
+                    &path,
+                    sub,
+                    "must be a relative path",
+                ));
+            }
+            if sub.split('/').any(|part| part == "..") {
+                found.push(FieldError::invalid_text(
+                    &path,
+                    sub,
+                    "must not contain '..'",
+                ));
+            }
         }
     }
     for (place, variable) in list(container, "env").enumerate() {
@@ -187,6 +222,31 @@ fn check_container(
         }
     }
     check_resources(found, &format!("{path}.resources"), &container["resources"]);
+}
+
+fn check_toleration(found: &mut Vec<FieldError>, path: &str, toleration: &Value) {
+    let text = |field: &str| toleration[field].as_str().unwrap_or_default();
+    let (key, operator) = (text("key"), text("operator"));
+    let operator_path = format!("{path}.operator");
+    if key.is_empty() && operator != "Exists" {
+        found.push(FieldError::invalid_text(
+            &operator_path,
+            operator,
+            "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
+        ));
+    }
+    if operator == "Exists" && !text("value").is_empty() {
+        let why = "value must be empty when `operator` is 'Exists'";
+        found.push(FieldError::invalid_text(&operator_path, text("value"), why));
+    }
+    one_of(found, toleration, path, "operator", &["Equal", "Exists"]);
+    one_of(
+        found,
+        toleration,
+        path,
+        "effect",
+        &["NoSchedule", "PreferNoSchedule", "NoExecute"],
+    );
 }
 
 fn check_variable(found: &mut Vec<FieldError>, path: &str, variable: &Value) {
@@ -222,20 +282,26 @@ fn check_variable(found: &mut Vec<FieldError>, path: &str, variable: &Value) {
 }
 
 fn check_port(found: &mut Vec<FieldError>, path: &str, port: &Value) {
+    if port == 0 {
+        found.push(FieldError::required(path, ""));
+        return;
+    }
     within(found, port, path, 1..=65535);
 }
 
 const HANDLERS: [&str; 4] = ["exec", "httpGet", "tcpSocket", "grpc"];
 
 fn check_probe(found: &mut Vec<FieldError>, path: &str, probe: &Value, kind: &str) {
-    let handlers = HANDLERS.iter().filter(|name| probe[**name].is_object());
-    match handlers.count() {
-        0 => found.push(FieldError::required(path, "must specify a handler type")),
-        1 => {}
-        _ => {
-            let why = "may not specify more than 1 handler type";
-            found.push(FieldError::forbidden(path, why));
-        }
+    let handlers: Vec<&&str> = HANDLERS
+        .iter()
+        .filter(|name| probe[**name].is_object())
+        .collect();
+    if handlers.is_empty() {
+        found.push(FieldError::required(path, "must specify a handler type"));
+    }
+    for extra in handlers.iter().skip(1) {
+        let why = "may not specify more than 1 handler type";
+        found.push(FieldError::forbidden(&format!("{path}.{extra}"), why));
     }
     for name in ["httpGet", "tcpSocket", "grpc"] {
         check_port(found, &format!("{path}.{name}.port"), &probe[name]["port"]);
@@ -265,7 +331,16 @@ fn check_resources(found: &mut Vec<FieldError>, path: &str, resources: &Value) {
     for list in ["limits", "requests"] {
         for (name, amount) in resources[list].as_object().into_iter().flatten() {
             let path = format!("{path}.{list}[{name}]");
-            if let Err(why) = names::qualified_name(name) {
+            let wrong = names::qualified_name(name);
+            if wrong.is_empty() && !name.contains('/') && !is_standard(name) {
+                for why in [
+                    "must be a standard resource type or fully qualified",
+                    "must be a standard resource for containers",
+                ] {
+                    found.push(FieldError::invalid_text(&path, name, why));
+                }
+            }
+            for why in wrong {
                 found.push(FieldError::invalid_text(&path, name, &why));
             }
             check_amount(found, path, name, amount);
@@ -275,7 +350,12 @@ fn check_resources(found: &mut Vec<FieldError>, path: &str, resources: &Value) {
         let limit = &resources["limits"][name.as_str()];
         let over = qos::amount(request) > qos::amount(limit);
         if is_extended(name) {
-            if qos::amount(request) != qos::amount(limit) {
+            if limit.is_null() {
+                found.push(FieldError::required(
+                    &format!("{path}.limits"),
+                    "Limit must be set for non overcommitable resources",
+                ));
+            } else if qos::amount(request) != qos::amount(limit) {
                 let limit = limit.as_str().unwrap_or("0");
                 let why = format!("must be equal to {name} limit of {limit}");
                 found.push(FieldError::invalid(
@@ -311,6 +391,11 @@ fn check_amount(found: &mut Vec<FieldError>, path: String, name: &str, amount: &
     } else if is_extended(name) && quantity.nanos() % 1_000_000_000 != 0 {
         found.push(FieldError::invalid_text(&path, text, "must be an integer"));
     }
+}
+
+/// What every container may ask for.
+fn is_standard(name: &str) -> bool {
+    matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }
 
 /// Resources that a device plugin counts, such as GPUs: whole, and never overcommitted.
@@ -423,16 +508,15 @@ mod tests {
             "volumes": [{"name": "v", "emptyDir": {}, "hostPath": {}}, {"name": "v"}, {}],
             "containers": [{"name": "a", "image": "i"}, {"name": "a"}, {"name": "B", "image": "i"}],
         })), @r#"
-        spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "OnFailure", "Never"
-        spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0
-        spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive
-        spec.hostname: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name' or '123-abc')
-        spec.volumes[0]: Forbidden: may not specify more than 1 volume type
+        spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type
         spec.volumes[1].name: Duplicate value: "v"
         spec.volumes[2].name: Required value
         spec.containers[1].name: Duplicate value: "a"
         spec.containers[1].image: Required value
-        spec.containers[2].name: Invalid value: "B": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name' or '123-abc')
+        spec.containers[2].name: Invalid value: "B": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
+        spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "OnFailure", "Never"
+        spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive
+        spec.hostname: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
         "#);
         insta::assert_snapshot!(one(json!({
             "volumeMounts": [{"name": "no", "mountPath": "/a"}, {"name": "data", "mountPath": "/a", "subPath": "../x"}],
@@ -443,11 +527,11 @@ mod tests {
         })), @r#"
         spec.containers[0].volumeMounts[0].name: Not found: "no"
         spec.containers[0].volumeMounts[1].mountPath: Invalid value: "/a": must be unique
-        spec.containers[0].volumeMounts[1].subPath: Invalid value: "../x": must be a relative path that does not contain '..'
+        spec.containers[0].volumeMounts.subPath: Invalid value: "../x": must not contain '..'
         spec.containers[0].env[0].name: Invalid value: "A=B": a valid environment variable name must consist only of printable ASCII characters other than '='
         spec.containers[0].env[1].valueFrom: Invalid value: "": may not be specified when `value` is not empty
-        spec.containers[0].ports[0].containerPort: Invalid value: 0: must be between 1 and 65535, inclusive
-        spec.containers[0].livenessProbe: Forbidden: may not specify more than 1 handler type
+        spec.containers[0].ports[0].containerPort: Required value
+        spec.containers[0].livenessProbe.httpGet: Forbidden: may not specify more than 1 handler type
         spec.containers[0].livenessProbe.httpGet.port: Invalid value: 70000: must be between 1 and 65535, inclusive
         spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1
         spec.containers[0].readinessProbe: Required value: must specify a handler type
@@ -457,7 +541,7 @@ mod tests {
             "limits": {"cpu": "1", "memory": "lots", "nvidia.com/gpu": "1500m", "bad name": "1"},
             "requests": {"cpu": "2", "memory": "-1", "nvidia.com/gpu": "1"},
         }})), @r#"
-        spec.containers[0].resources.limits[bad name]: Invalid value: "bad name": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName', 'my.name' or '123-abc')
+        spec.containers[0].resources.limits[bad name]: Invalid value: "bad name": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
         spec.containers[0].resources.limits[memory]: Invalid value: "lots": quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'
         spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: "1500m": must be an integer
         spec.containers[0].resources.requests[memory]: Invalid value: "-1": must be greater than or equal to 0

@@ -11,8 +11,19 @@ pub(crate) fn update_errors(part: Part, old: &Value, new: &Value) -> Vec<FieldEr
     match part {
         Part::Main => spec_errors(old, new),
         Part::Resize => resize_errors(old, new),
-        Part::Status | Part::Finalize => Vec::new(),
+        Part::Status => status_errors(old, new),
+        Part::Finalize => Vec::new(),
     }
+}
+
+/// The class follows from the spec and stays as it was at birth.
+fn status_errors(old: &Value, new: &Value) -> Vec<FieldError> {
+    let class = |pod: &Value| pod["status"]["qosClass"].clone();
+    if class(new).is_null() || class(old).is_null() || class(new) == class(old) {
+        return Vec::new();
+    }
+    let why = "field is immutable";
+    vec![FieldError::invalid("status.qosClass", &class(new), why)]
 }
 
 const MUTABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`, \
@@ -49,16 +60,16 @@ fn spec_errors(old: &Value, new: &Value) -> Vec<FieldError> {
         }
     }
     let mut errors = Vec::new();
-    if allowed["spec"] != old["spec"] {
-        errors.push(FieldError::forbidden("spec", MUTABLE));
-    }
     let deadline = |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64();
     match (deadline(old), deadline(new)) {
-        (Some(before), Some(after)) if after > before => errors.push(FieldError::invalid(
-            "spec.activeDeadlineSeconds",
-            &after.into(),
-            "must be less than or equal to previous value",
-        )),
+        // Kubernetes says nothing else then.
+        (Some(before), Some(after)) if after > before => {
+            return vec![FieldError::invalid(
+                "spec.activeDeadlineSeconds",
+                &after.into(),
+                "must be less than or equal to previous value",
+            )];
+        }
         (Some(_), None) => errors.push(FieldError::invalid(
             "spec.activeDeadlineSeconds",
             &Value::Null,
@@ -66,16 +77,24 @@ fn spec_errors(old: &Value, new: &Value) -> Vec<FieldError> {
         )),
         _ => {}
     }
+    // How long something is tolerated may change.
     let tolerations = |pod: &Value| {
         let list = pod["spec"]["tolerations"].as_array();
-        list.cloned().unwrap_or_default()
+        let mut list = list.cloned().unwrap_or_default();
+        for toleration in list.iter_mut().filter_map(Value::as_object_mut) {
+            toleration.remove("tolerationSeconds");
+        }
+        list
     };
     let after = tolerations(new);
     if tolerations(old).iter().any(|kept| !after.contains(kept)) {
         errors.push(FieldError::forbidden(
             "spec.tolerations",
-            "existing tolerations may not be changed or removed",
+            "existing toleration can not be modified except its tolerationSeconds",
         ));
+    }
+    if allowed["spec"] != old["spec"] {
+        errors.push(FieldError::forbidden("spec", MUTABLE));
     }
     errors
 }
@@ -102,7 +121,7 @@ fn resize_errors(old: &Value, new: &Value) -> Vec<FieldError> {
     if qos::class(old) != qos::class(new) {
         errors.push(FieldError::invalid_text(
             "spec",
-            qos::class(new),
+            qos::class(old),
             "Pod QOS Class may not change as a result of resizing",
         ));
     }
@@ -135,7 +154,7 @@ fn container_resize_errors(path: &str, old: &Value, new: &Value) -> Vec<FieldErr
             }
             if !matches!(name.as_str(), "cpu" | "memory") {
                 let why = "only cpu and memory resources are mutable";
-                errors.push(FieldError::forbidden(path, why));
+                errors.push(FieldError::forbidden("spec", why));
             } else if after.is_null() {
                 let why = format!("resource {list} cannot be removed");
                 errors.push(FieldError::forbidden(&format!("{path}.{list}"), &why));
@@ -224,7 +243,7 @@ mod tests {
         );
         assert_eq!(
             resize(json!({"memory": "1Gi", gpu: "2"}), json!({"memory": "1Gi"})),
-            "spec.containers[0].resources"
+            "spec"
         );
         assert_eq!(
             resize(

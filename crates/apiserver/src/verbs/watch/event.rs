@@ -106,28 +106,17 @@ impl Encoder {
     }
 
     /// "You have seen everything up to here."
-    pub(super) fn bookmark(&self, revision: Revision, ends_state: bool) -> Bytes {
-        let mut metadata =
-            json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+    pub(super) fn bookmark(&mut self, revision: Revision, ends_state: bool) -> Bytes {
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
         if ends_state {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
-        let object = match self.shape {
-            Shape::Whole => json!({
-                "kind": self.resource.kind,
-                "apiVersion": self.resource.api_version(),
-                "metadata": metadata,
-            }),
-            Shape::Metadata => reply::partial(json!({"metadata": metadata})),
-            Shape::Table(_) => json!({
-                "kind": "Table",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": {"resourceVersion": revision.to_string()},
-                "columnDefinitions": null,
-                "rows": [],
-            }),
-        };
-        line("BOOKMARK", &object)
+        let object = json!({
+            "kind": self.resource.kind,
+            "apiVersion": self.resource.api_version(),
+            "metadata": metadata,
+        });
+        self.line("BOOKMARK", object)
     }
 
     fn served(&self, document: &[u8]) -> Result<Value, Status> {
