@@ -12,6 +12,7 @@ has() {
         build) command -v cc ;;
         torch) scripts/python-with.sh torch ;;
         mpi) command -v mpirun && scripts/python-with.sh mpi4py.MPI numpy ;;
+        kube) command -v ip && command -v openssl && command -v unshare && find /lib /usr/lib -name libseccomp.so.2 | grep -q . ;;
         *) say "unknown part: $1"; exit 2 ;;
     esac >/dev/null 2>&1
 }
@@ -21,6 +22,7 @@ packages() {
         build) echo build-essential ;;
         torch) echo python3-torch ;;
         mpi) echo openmpi-bin python3-mpi4py python3-numpy ;;
+        kube) echo iproute2 openssl util-linux libseccomp2 ;;
     esac
 }
 
