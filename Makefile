@@ -3,26 +3,47 @@
 CARGO ?= cargo
 # Where `make install` puts the binary; empty: where cargo puts binaries.
 PREFIX ?=
+# How `make static` and `make image` build: release to ship, dev for tests.
+PROFILE ?= release
+# What `make image` calls the image.
+IMAGE ?= stokehold.dev/stoke:$(shell sed -n 's/^appVersion: //p' charts/stokehold/Chart.yaml)
+
+# Said even where it is the host's own, so that build scripts and macros, which cannot be static, are built without the flag.
+target_triple = $(shell rustc -vV | sed -n 's/^host: //p')
+static_dir = $(or $(CARGO_TARGET_DIR),target)/$(target_triple)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build install lint bench
+.PHONY: help demo test test-on-testbed build static image install lint bench bench-kube kube-up kube-down kube-image kube-check
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## build, start an engine, train an example with live progress, stop
 	@scripts/demo.sh
 
 test: ## set up what tests need, check the style, run all tests
-	@scripts/setup.sh build torch mpi
+	@scripts/setup.sh build torch mpi kube
 	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory kube-check
+	tests/kube/with.sh $(MAKE) --no-print-directory test-on-testbed PROFILE=dev
+
+# With whatever testbed there is: an operator inside of it needs the image of this tree.
+test-on-testbed: $(if $(filter full,$(STOKE_KUBE_MODE)),kube-image)
 	$(CARGO) test --workspace --locked
 
 build: ## the binary, in target/release/stoke
 	$(CARGO) build --release --locked --package stoke-cli --bin stoke
 
+static: ## the binary without shared libraries, for images
+	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --locked --target $(target_triple) --profile $(PROFILE) --package stoke-cli --bin stoke
+	@echo $(static_dir)/stoke
+
+image: static ## an archive for `docker load` or `ctr images import`, in target/image.tar
+	@scripts/image.sh $(static_dir)/stoke $(IMAGE) $(or $(CARGO_TARGET_DIR),target)/image.tar
+
 install: ## the binary, for you (PREFIX=/usr/local: for all)
 	$(CARGO) install --locked --path crates/cli $(if $(PREFIX),--root $(PREFIX))
+	@ln -sf stoke "$(or $(PREFIX),$${CARGO_INSTALL_ROOT:-$${CARGO_HOME:-$$HOME/.cargo}})/bin/kubectl-stoke" # `kubectl stoke ...`
 
 lint: ## formatting and clippy, as the tests demand them
 	$(CARGO) fmt --all --check
@@ -30,3 +51,18 @@ lint: ## formatting and clippy, as the tests demand them
 
 bench: ## one JSON line per figure
 	@$(CARGO) bench --locked --quiet --package stoke-cli --bench engine
+
+bench-kube: ## the operator at scale, on a control plane of its own, next to a bare client; one JSON line per figure
+	@$(CARGO) bench --locked --quiet --package stoke-cli --bench scale
+
+kube-up: ## a real Kubernetes on this machine, for tests; with nodes that run pods if you are root
+	@tests/kube/up.sh --any
+
+kube-image: static ## this tree's binary as an image on its nodes (PROFILE=dev builds faster)
+	@tests/kube/image.sh $(static_dir)/stoke
+
+kube-down: ## all of it gone
+	@tests/kube/down.sh
+
+kube-check: ## that it leaves nothing, in good order and after crashes; skipped where it cannot be had
+	@tests/kube/leaves-nothing.sh || [ $$? = 3 ]

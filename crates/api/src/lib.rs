@@ -6,6 +6,7 @@
 pub mod condition;
 pub mod crd;
 pub mod dataset;
+pub mod digest;
 pub mod names;
 pub mod profile;
 pub mod quantity;

@@ -1,5 +1,7 @@
 //! Labels, annotations, resources and other names that more than one crate must spell alike.
 
+use crate::trainjob::Priority;
+
 pub const GROUP: &str = "stokehold.dev";
 pub const VERSION: &str = "v1alpha1";
 
@@ -16,11 +18,28 @@ pub const KUEUE_QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 pub const GPU_DEVICES_ANNOTATION: &str = "stokehold.dev/gpu-devices";
 /// On a pod: what it uses now, as JSON. Written by the node, at most every few seconds.
 pub const USAGE_ANNOTATION: &str = "stokehold.dev/usage";
+/// On a pod of a job: what its containers used of memory from start to end, as JSON ([`crate::digest::PodDigest`]). Written by
+/// the node's agent when a container ends.
+pub const MEMORY_DIGEST_ANNOTATION: &str = "stokehold.dev/memory-digest";
 /// On a node: its GPUs are made up.
 pub const GPU_SIMULATED_LABEL: &str = "stokehold.dev/gpu-simulated";
 
+/// Where a pod finds the `stoke` binary that an init container put there.
+pub const WORKER_BIN_DIR: &str = "/opt/stokehold/bin";
+
+/// The PriorityClasses of the chart; they never preempt by themselves.
+pub fn priority_class(priority: Priority) -> &'static str {
+    match priority {
+        Priority::Production => "stokehold-production",
+        Priority::Standard => "stokehold-standard",
+        Priority::Experiment => "stokehold-experiment",
+    }
+}
+
 /// As NVIDIA's feature discovery labels nodes.
 pub const GPU_PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+/// `none`, or how one GPU is shared out as several.
+pub const GPU_SHARING_LABEL: &str = "nvidia.com/gpu.sharing-strategy";
 pub const GPU_COUNT_LABEL: &str = "nvidia.com/gpu.count";
 /// In MiB, for one GPU.
 pub const GPU_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
@@ -50,9 +69,11 @@ pub fn checkpoint_claim(job: &str) -> String {
     format!("{job}-checkpoint")
 }
 
-/// The secret that the pods of an MPI job know each other by; its one key is [`MPI_TOKEN_KEY`].
-pub fn mpi_secret(job: &str) -> String {
-    format!("{job}-mpi")
+/// The secret that the pods of an MPI job know each other by; its one key is [`MPI_TOKEN_KEY`]. No other job ever has the same, so
+/// that nobody needs to read it to know whose it is.
+pub fn mpi_secret(job: &str, uid: &str) -> String {
+    let distinct = uid.split('-').next().unwrap_or_default();
+    format!("{job}-mpi-{distinct}")
 }
 
 pub const MPI_TOKEN_KEY: &str = "token";

@@ -1,5 +1,6 @@
 //! One file per command. Each has its arguments, what they mean, and what is done.
 
+pub mod agent;
 pub mod completions;
 pub mod crds;
 pub mod delete;
@@ -11,6 +12,7 @@ pub mod get;
 pub mod kubeconfig;
 pub mod logs;
 pub mod mpi;
+pub mod operator;
 pub mod run;
 pub mod shim;
 pub mod suspend;
@@ -24,6 +26,7 @@ use anyhow::Context;
 
 use crate::args::{Args, Command, WorldArgs};
 use crate::data_dir::DataDir;
+use crate::failure::{self, Exit, Failure};
 use crate::session::Session;
 use crate::terminal;
 
@@ -37,10 +40,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Mpi(args) => mpi::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Crds(args) => crds::run(args),
-        Command::Kubeconfig(args) => kubeconfig::run(args, &session(world)?),
-        Command::Up(args) => up::run(args, &session(world)?),
-        Command::Doctor(args) => wait_for(world, |session| doctor::run(args, session)),
-        Command::Down(args) => wait_for(world, |session| down::run(args, session)),
+        Command::Operator(args) => operator::run(args, world),
+        Command::Agent(args) => agent::run(args, world),
+        Command::Kubeconfig(args) => kubeconfig::run(args, &here("kubeconfig", world)?),
+        Command::Up(args) => up::run(args, &here("up", world)?),
+        Command::Down(args) => {
+            let data_dir = here("down", world)?;
+            block_on(down::run(args, data_dir))
+        }
+        Command::Doctor(args) if doctor::is_of_cluster(world) => {
+            wait_for(world, |session| doctor::run_on_cluster(args, session))
+        }
+        Command::Doctor(args) => {
+            let session = Session::with_engine(world, data_dir(world)?).quietly();
+            block_on(doctor::run(args, session, data_dir(world)?))
+        }
         Command::Run(args) => wait_for(world, |session| run::run(*args, session)),
         Command::Get(args) => wait_for(world, |session| get::run(args, session)),
         Command::Describe(args) => wait_for(world, |session| describe::run(args, session)),
@@ -53,31 +67,46 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn session(args: &WorldArgs) -> anyhow::Result<Session> {
+fn data_dir(args: &WorldArgs) -> anyhow::Result<DataDir> {
     let is_root = rustix::process::geteuid().is_root();
-    Ok(Session {
-        data_dir: DataDir::resolve(
-            args.data_dir.clone(),
-            |name| std::env::var_os(name),
-            is_root,
-        )?,
-        namespace: args.namespace.clone(),
-        verbose: args.verbose,
-    })
+    let asked = args.data_dir.clone();
+    Ok(DataDir::resolve(
+        asked,
+        |name| std::env::var_os(name),
+        is_root,
+    )?)
 }
 
-/// A client waits on one connection at a time; one thread is enough.
+/// For commands about the engine of this machine, which no cluster has.
+fn here(command: &str, args: &WorldArgs) -> anyhow::Result<DataDir> {
+    if args.asked().names_cluster {
+        let what = format!(
+            "{command} is about the engine of this machine; it takes no --context and no --kubeconfig"
+        );
+        return Err(Failure::new(Exit::Usage, what)
+            .hint(format!("leave them out: stoke {command}"))
+            .into());
+    }
+    data_dir(args)
+}
+
 fn wait_for<F>(world: &WorldArgs, command: impl FnOnce(Session) -> F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
 {
-    let session = session(world)?;
+    let session = Session::open(world, data_dir(world)?)?;
+    let place = session.place();
+    block_on(command(session)).map_err(|error| failure::at(place, error))
+}
+
+/// A client waits on one connection at a time; one thread is enough.
+fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     terminal::log_to_stderr();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start")?;
-    let result = runtime.block_on(command(session));
+    let result = runtime.block_on(command);
     // A read of stdin or a lookup that hangs must not keep the command from ending.
     runtime.shutdown_background();
     result

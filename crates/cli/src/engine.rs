@@ -271,7 +271,7 @@ async fn listen(wishes: &[Wish]) -> anyhow::Result<TcpListener> {
 }
 
 /// Waits for a request to stop, and names it.
-fn stop_signals() -> anyhow::Result<impl Future<Output = &'static str>> {
+pub fn stop_signals() -> anyhow::Result<impl Future<Output = &'static str>> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot handle signals")?;

@@ -2,11 +2,16 @@
 //!
 //! Invariant: nothing here panics, and a closed pipe is no failure: who stopped reading has seen enough.
 
+mod api;
+
 use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
 use crate::terminal;
+use crate::world::Place;
+
+pub use api::{is_away, is_forbidden, is_unserved};
 
 /// How a command ended. `stoke --help` shows this list; scripts rely on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +20,10 @@ pub enum Exit {
     Failed,
     /// The command line was wrong.
     Usage,
-    /// No engine answers.
+    /// No server answers.
     Unreachable,
     NotFound,
-    /// The engine understood and said no: invalid, in conflict, too large.
+    /// The server understood and said no: invalid, in conflict, too large.
     Refused,
     /// Ctrl-C.
     Interrupted,
@@ -113,6 +118,38 @@ impl std::error::Error for Failure {
     }
 }
 
+/// An error with the world it came from, so that it can be told in that world's words.
+#[derive(Debug)]
+struct Located {
+    error: anyhow::Error,
+    place: Place,
+}
+
+impl fmt::Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for Located {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.chain().nth(1)
+    }
+}
+
+/// Remembers where an error happened.
+pub fn at(place: Place, error: anyhow::Error) -> anyhow::Error {
+    anyhow::Error::new(Located { error, place })
+}
+
+/// The error itself and where it happened.
+fn opened(error: &anyhow::Error) -> (&anyhow::Error, &Place) {
+    match error.downcast_ref::<Located>() {
+        Some(located) => (&located.error, &located.place),
+        None => (error, &Place::Engine),
+    }
+}
+
 /// An error as it is shown.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
@@ -125,10 +162,11 @@ struct Told {
 
 /// Tells the error on stderr and gives the code to end with.
 pub fn report(error: &anyhow::Error) -> ExitCode {
+    let (error, place) = opened(error);
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    let told = tell(error);
+    let told = tell(error, place);
     terminal::talk(format_args!("{}", terminal::error(&told.what)));
     if !told.body.is_empty() {
         terminal::talk(format_args!("{}", told.body.trim_end()));
@@ -143,12 +181,17 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The error as one line, for places that have no room for more.
-pub fn sentence(error: &anyhow::Error) -> String {
-    let told = tell(error);
+pub fn sentence(error: &anyhow::Error, place: &Place) -> String {
+    let told = tell(error, place);
     std::iter::once(told.what)
         .chain(told.causes)
         .collect::<Vec<_>>()
         .join(": ")
+}
+
+/// What a server answered, as one line.
+pub fn api_sentence(error: &kube::Error, place: &Place) -> String {
+    api::tell(error, place).line
 }
 
 /// clap's own words for a wrong command line, and its help where that was asked for.
@@ -170,7 +213,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-fn tell(error: &anyhow::Error) -> Told {
+fn tell(error: &anyhow::Error, place: &Place) -> Told {
     let mut told = Told {
         exit: Exit::Failed.code(),
         what: String::new(),
@@ -188,15 +231,13 @@ fn tell(error: &anyhow::Error) -> Told {
             told.hint.clone_from(&failure.hint);
             told.body.clone_from(&failure.body);
             lines.push(failure.what.clone());
-        } else if let Some(api) = current.downcast_ref::<kube::Error>() {
-            let (exit, line) = tell_api(api);
+        } else if let Some(error) = current.downcast_ref::<kube::Error>() {
+            let answer = api::tell(error, place);
             if told.exit == Exit::Failed.code() {
-                told.exit = exit.code();
+                told.exit = answer.exit.code();
             }
-            if exit == Exit::Unreachable && told.hint.is_none() {
-                told.hint = Some("see whether the engine runs: stoke doctor".to_owned());
-            }
-            lines.push(line);
+            told.hint = told.hint.or(answer.hint);
+            lines.push(answer.line);
             break;
         } else {
             lines.push(current.to_string());
@@ -207,47 +248,6 @@ fn tell(error: &anyhow::Error) -> Told {
     told.what = lines.next().unwrap_or_default();
     told.causes = lines.collect();
     told
-}
-
-/// kube's own texts repeat themselves and print the whole status; a person wants the server's sentence.
-fn tell_api(error: &kube::Error) -> (Exit, String) {
-    match error {
-        kube::Error::Api(status) => {
-            let exit = match status.code {
-                404 => Exit::NotFound,
-                401 => Exit::Unreachable,
-                400..=499 => Exit::Refused,
-                _ => Exit::Failed,
-            };
-            let message = if status.message.is_empty() {
-                format!("the engine answered {} {}", status.code, status.reason)
-            } else {
-                status.message.clone()
-            };
-            (exit, message)
-        }
-        kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_) => (
-            Exit::Unreachable,
-            format!("the engine does not answer: {}", innermost(error)),
-        ),
-        other => (Exit::Failed, innermost(other)),
-    }
-}
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut current = error;
-    while let Some(source) = current.source() {
-        current = source;
-    }
-    current.to_string()
-}
-
-/// Is this error one that goes away when the engine is back?
-pub fn is_engine_away(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => matches!(status.code, 401 | 429 | 500..=599),
-        error => tell_api(error).0 == Exit::Unreachable,
-    }
 }
 
 #[cfg(test)]
@@ -277,7 +277,10 @@ mod tests {
         ];
         for (error, code) in table {
             let text = format!("{error:?}");
-            let told = tell(&anyhow::Error::new(error).context("cannot get the job"));
+            let told = tell(
+                &anyhow::Error::new(error).context("cannot get the job"),
+                &Place::Engine,
+            );
             assert_eq!(told.exit, code, "{text}");
             assert_eq!(told.what, "cannot get the job");
             assert_eq!(told.causes.len(), 1, "{text}");
@@ -289,7 +292,9 @@ mod tests {
         let error = Err::<(), _>(Failure::new(Exit::Unreachable, "no engine").hint("stoke up"))
             .context("cannot list jobs")
             .unwrap_err();
-        let told = tell(&error);
+        let located = at(Place::Engine, error);
+        let (error, place) = opened(&located);
+        let told = tell(error, place);
         assert_eq!(told.exit, 3);
         assert_eq!(told.what, "cannot list jobs");
         assert_eq!(told.causes, ["no engine"]);

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 pub use log::{Line, Lines, Opening, open};
 
+use crate::failure;
 use crate::jobs::{self, Life};
 use crate::session::Session;
 
@@ -51,15 +52,22 @@ pub enum Happening {
     /// The job as it is now.
     Job(Box<TrainJob>),
     Line(Line),
-    /// The engine does not answer; it is asked again.
+    /// The server lets us see the job, but not what this pod prints.
+    Unreadable {
+        pod: String,
+        error: Box<kube::Error>,
+    },
+    /// The server does not answer; it is asked again.
     Away,
     Back,
     /// The job is over and every line has been told.
     Finished(Box<TrainJob>),
     /// The job was deleted.
     Gone,
-    /// The engine stayed away for too long.
+    /// The server stayed away for too long.
     Lost,
+    /// The server does not let us watch the job or its pods.
+    Refused(Box<kube::Error>),
 }
 
 /// Follows until the job is finished, gone or lost; the receiver being dropped ends it at once.
@@ -91,7 +99,7 @@ struct Follower {
     is_first_list: bool,
 }
 
-/// The engine has not answered since then.
+/// The server has not answered since then.
 #[derive(Debug, Clone, Copy)]
 struct Away {
     since: Instant,
@@ -187,17 +195,17 @@ impl Follower {
             tokio::select! {
                 biased;
                 event = next(&mut pod_events) => match event {
-                    Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => self.read_pod(&pod),
-                    Some(watcher::Event::InitDone) => {
+                    Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => self.read_pod(&pod),
+                    Ok(watcher::Event::InitDone) => {
                         pods_listed = true;
                         self.is_first_list = false;
                     }
-                    Some(watcher::Event::Init | watcher::Event::Delete(_)) => {}
-                    None => return End::Again,
+                    Ok(watcher::Event::Init | watcher::Event::Delete(_)) => {}
+                    Err(broken) => return broken.into(),
                 },
                 event = next(&mut job_events) => match event {
-                    Some(watcher::Event::Init) => seen = false,
-                    Some(watcher::Event::Apply(job) | watcher::Event::InitApply(job)) => {
+                    Ok(watcher::Event::Init) => seen = false,
+                    Ok(watcher::Event::Apply(job) | watcher::Event::InitApply(job)) => {
                         seen = true;
                         if job.metadata.uid != self.job.metadata.uid {
                             return End::Told(Happening::Gone);
@@ -214,10 +222,10 @@ impl Follower {
                             return End::Unheard;
                         }
                     }
-                    Some(watcher::Event::InitDone) if !seen => return End::Told(Happening::Gone),
-                    Some(watcher::Event::InitDone) => {}
-                    Some(watcher::Event::Delete(_)) => return End::Told(Happening::Gone),
-                    None => return End::Again,
+                    Ok(watcher::Event::InitDone) if !seen => return End::Told(Happening::Gone),
+                    Ok(watcher::Event::InitDone) => {}
+                    Ok(watcher::Event::Delete(_)) => return End::Told(Happening::Gone),
+                    Err(broken) => return broken.into(),
                 },
                 () = self.sender.closed() => return End::Unheard,
             }
@@ -288,15 +296,35 @@ impl Follower {
     }
 }
 
-/// The next event, or `None` where the stream broke and must be made anew with a client of the engine that is there then.
+/// Why a watch gives no more events.
+enum Broken {
+    /// It must be made anew, with a client of the server that is there then.
+    Off,
+    /// It would be refused again.
+    Refused(Box<kube::Error>),
+}
+
+impl From<Broken> for End {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Off => Self::Again,
+            Broken::Refused(error) => Self::Told(Happening::Refused(error)),
+        }
+    }
+}
+
 async fn next<K>(
     events: &mut (impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Unpin),
-) -> Option<watcher::Event<K>> {
-    match events.next().await? {
-        Ok(event) => Some(event),
-        Err(error) => {
+) -> Result<watcher::Event<K>, Broken> {
+    match events.next().await {
+        Some(Ok(event)) => Ok(event),
+        Some(Err(
+            watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error),
+        )) if failure::is_forbidden(&error) => Err(Broken::Refused(Box::new(error))),
+        Some(Err(error)) => {
             tracing::debug!(%error, "the watch broke");
-            None
+            Err(Broken::Off)
         }
+        None => Err(Broken::Off),
     }
 }

@@ -7,8 +7,9 @@ use kube::{Api, Client, ResourceExt};
 use stoke_api::TrainJob;
 use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL, WORKER_CONTAINER};
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{self, Exit, Failure};
 use crate::manifest::suggest;
+use crate::terminal;
 
 #[derive(Debug, Clone)]
 pub struct JobView {
@@ -24,17 +25,21 @@ pub async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Resul
     let jobs: Api<TrainJob> = Api::namespaced(client.clone(), namespace);
     match jobs.get_opt(name).await {
         Ok(Some(job)) => Ok(job),
-        Ok(None) => Err(not_found(&jobs, namespace, name).await.into()),
+        Ok(None) => Err(not_found(&jobs, namespace, name).await),
         Err(error) => Err(error).with_context(|| format!("cannot get job {name:?}")),
     }
 }
 
-async fn not_found(jobs: &Api<TrainJob>, namespace: &str, name: &str) -> Failure {
-    let known = jobs
-        .list_metadata(&ListParams::default().limit(500))
-        .await
-        .map(|list| list.items)
-        .unwrap_or_default();
+async fn not_found(jobs: &Api<TrainJob>, namespace: &str, name: &str) -> anyhow::Error {
+    let known = match jobs.list_metadata(&ListParams::default().limit(500)).await {
+        Ok(list) => list.items,
+        // Not only this job is missing: the server knows no jobs at all.
+        Err(kube::Error::Api(status)) if failure::is_unserved(&status) => {
+            return anyhow::Error::new(kube::Error::Api(status))
+                .context(format!("cannot get job {name:?}"));
+        }
+        Err(_) => Vec::new(),
+    };
     let names: Vec<String> = known.iter().map(ResourceExt::name_any).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let hint = match suggest::nearest(name, &names) {
@@ -45,24 +50,44 @@ async fn not_found(jobs: &Api<TrainJob>, namespace: &str, name: &str) -> Failure
         None => "see which there are: stoke get jobs".to_owned(),
     };
     let what = format!("no job {name:?} in namespace {namespace:?}");
-    Failure::new(Exit::NotFound, what).hint(hint)
+    Failure::new(Exit::NotFound, what).hint(hint).into()
 }
 
 pub async fn view(client: &Client, namespace: &str, name: &str) -> anyhow::Result<JobView> {
     let job = find(client, namespace, name).await?;
     let pods = pods_of(client, &job).await?;
-    let events: Api<Event> = Api::namespaced(client.clone(), namespace);
-    let listed = events
-        .list(&ListParams::default())
-        .await
-        .context("cannot list events")?;
-    let mut events: Vec<Event> = listed
-        .items
+    let about_job = format!("involvedObject.kind=TrainJob,involvedObject.name={name}");
+    let (of_job, of_pods) = tokio::try_join!(
+        events(client, Some(namespace), &about_job),
+        events(client, Some(namespace), "involvedObject.kind=Pod"),
+    )?;
+    let mut events: Vec<Event> = of_job
         .into_iter()
+        .chain(of_pods)
         .filter(|event| is_about(event, &job, &pods))
         .collect();
     events.sort_by_key(event_time);
     Ok(JobView { job, pods, events })
+}
+
+/// Events that a selector finds, in one namespace or in all. Who may not see them is told so, and sees the rest.
+pub async fn events(
+    client: &Client,
+    namespace: Option<&str>,
+    fields: &str,
+) -> anyhow::Result<Vec<Event>> {
+    let api: Api<Event> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    match api.list(&ListParams::default().fields(fields)).await {
+        Ok(list) => Ok(list.items),
+        Err(error) if failure::is_forbidden(&error) => {
+            terminal::talk(format_args!("events are left out: you may not list them"));
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error).context("cannot list events"),
+    }
 }
 
 pub async fn pods_of(client: &Client, job: &TrainJob) -> anyhow::Result<Vec<Pod>> {

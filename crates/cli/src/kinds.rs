@@ -161,14 +161,11 @@ pub async fn resolve(client: &Client, word: &str) -> anyhow::Result<Kind> {
     }
     let served = served(client).await?;
     find_word(&served, word).ok_or_else(|| {
-        Failure::new(
-            Exit::NotFound,
-            format!("the engine serves no kind {word:?}"),
-        )
-        .hint(format!(
-            "for a job of that name: stoke get jobs {word}; all kinds: kubectl api-resources"
-        ))
-        .into()
+        Failure::new(Exit::NotFound, format!("no kind {word:?} is served here"))
+            .hint(format!(
+                "for a job of that name: stoke get jobs {word}; all kinds: kubectl api-resources"
+            ))
+            .into()
     })
 }
 
@@ -204,7 +201,7 @@ async fn served(client: &Client) -> anyhow::Result<Vec<(Kind, Vec<String>)>> {
     let lists = [core, groups]
         .into_iter()
         .collect::<Result<Vec<APIGroupDiscoveryList>, _>>()
-        .context("cannot ask the engine what it serves")?;
+        .context("cannot ask which kinds there are")?;
     Ok(lists
         .iter()
         .flat_map(|list| &list.items)

@@ -13,18 +13,21 @@ mod jobs;
 mod kinds;
 mod manifest;
 mod mpi;
+mod program;
 mod render;
 mod session;
 mod terminal;
+mod world;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let args = match args::Args::try_parse() {
+    let mut words = std::env::args_os().peekable();
+    let is_plugin = program::is_plugin(words.peek().map(std::ffi::OsString::as_os_str));
+    let args = match args::Args::read(words, is_plugin) {
         Ok(args) => args,
         Err(error) => return failure::usage(&error),
     };
+    program::be_called(program::name(is_plugin), &args.world.typed());
     commands::run(args).unwrap_or_else(|error| failure::report(&error))
 }

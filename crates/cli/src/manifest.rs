@@ -142,7 +142,7 @@ impl Manifest {
         };
         let mistakes = mistake::from_status(document, status);
         if mistakes.is_empty() {
-            let what = format!("the engine refused {} in {}", document.title(), self.name);
+            let what = format!("{} in {} was refused", document.title(), self.name);
             return anyhow::Error::new(error).context(what);
         }
         self.failure(mistakes).into()

@@ -16,6 +16,7 @@
 mod channel;
 mod descendants;
 mod hosts;
+mod install;
 mod launch;
 mod rsh;
 mod worker;
@@ -41,6 +42,8 @@ pub enum Command {
     Worker(worker::Args),
     /// Run a command on a worker, as mpirun would by ssh
     Rsh(rsh::Args),
+    /// Copy this binary to where the pod's worker finds it
+    Install(install::Args),
 }
 
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -48,6 +51,10 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Launch(args) => Ok(launch::run(&args)?),
         Command::Worker(args) => Ok(worker::run(&args)?),
         Command::Rsh(args) => Ok(rsh::run(&args)),
+        Command::Install(args) => {
+            install::run(&args)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use std::io::{IsTerminal, Write};
 
 use anstyle::{AnsiColor, Style};
 
+use crate::program;
+
 pub const BOLD: Style = Style::new().bold();
 pub const DIM: Style = Style::new().dimmed();
 pub const RED: Style = AnsiColor::Red.on_default().bold();
@@ -60,8 +62,9 @@ pub fn error(what: &str) -> String {
     format!("{} {what}", paint(RED, "error:"))
 }
 
+/// The next thing to type; commands of ours in it go where this one went.
 pub fn hint(hint: &str) -> String {
-    format!("{} {hint}", paint(CYAN, "hint:"))
+    format!("{} {}", paint(CYAN, "hint:"), program::addressed(hint))
 }
 
 /// One line for a person. A reader who is gone is no reason to stop the work.
@@ -107,4 +110,18 @@ pub fn log_to_stderr() {
             .with_writer(std::io::stderr)
             .try_init();
     }
+}
+
+/// The log of a process that serves a cluster, on stderr; `STOKE_LOG` chooses how much. What the client library has to say we
+/// say ourselves, once.
+pub fn log_service() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("STOKE_LOG").unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("warn,stoke=info,kube_client=off,kube_runtime=off")
+    });
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_ansi(stderr_is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
 }

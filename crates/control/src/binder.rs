@@ -9,11 +9,10 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use serde_json::Value;
 
-use crate::cluster;
 use crate::hub::Hub;
 use crate::mirror::Key;
 use crate::queue::Done;
-use crate::world::{World, is_unbound};
+use crate::world::World;
 
 /// Binds one pod, if it is there and waits.
 pub async fn bind(hub: &Hub, key: &Key) -> Done {
@@ -37,8 +36,8 @@ pub async fn bind(hub: &Hub, key: &Key) -> Done {
 }
 
 fn binding(world: &World, key: &Key) -> Option<Binding> {
-    let pod = world.pods.get(key).filter(|pod| is_unbound(pod))?;
-    let pinned = cluster::pinned_to(pod.spec.as_ref()?);
+    let pod = world.pods.get(key).filter(|pod| pod.is_unbound())?;
+    let pinned = pod.spec.pinned_to.as_deref();
     let mut nodes = world.nodes.iter().map(|(node, _)| node.name.as_str());
     let node = if let Some(pinned) = pinned {
         nodes.find(|node| *node == pinned)?
@@ -50,7 +49,7 @@ fn binding(world: &World, key: &Key) -> Option<Binding> {
         metadata: ObjectMeta {
             name: Some(key.name.clone()),
             namespace: Some(key.namespace.clone()),
-            uid: pod.metadata.uid.clone(),
+            uid: pod.metadata.uid.as_deref().map(str::to_owned),
             ..ObjectMeta::default()
         },
         target: ObjectReference {

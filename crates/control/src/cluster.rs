@@ -1,19 +1,24 @@
 //! Nodes and pods as placement sees them: what there is, and what is taken.
 
+mod amounts;
+mod claims;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
     Toleration as PodToleration,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use stoke_api::names::{GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE, GPU_SIMULATED_LABEL};
-use stoke_api::{Bytes, CpuMilli};
+use stoke_api::Bytes;
+use stoke_api::names::{
+    GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_SHARING_LABEL, GPU_SIMULATED_LABEL,
+};
 use stoke_sched::{
-    Effect, GpuModel, Operator, Requirement, Resources, Snapshot, Subject, Taint, Term, Toleration,
+    Effect, GpuModel, Operator, Requirement, Resources, Subject, Taint, Term, Toleration,
 };
 
-type Quantities = BTreeMap<String, Quantity>;
+pub use amounts::{held, requests};
+pub use claims::Claim;
 
 /// How the clouds and Karpenter say that a node can be taken away.
 const SPOT_LABELS: [(&str, &str); 4] = [
@@ -23,23 +28,22 @@ const SPOT_LABELS: [(&str, &str); 4] = [
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 ];
 
-/// The cluster at this instant. `taken` is what pods have of their nodes, and what is promised to those that are not there yet.
+/// The cluster at this instant, all at once; the world keeps the same up change by change. `taken` is what pods have of their nodes, and what is promised to those that are not there yet.
+#[cfg(test)]
 pub fn snapshot<'a>(
     nodes: impl Iterator<Item = &'a Node>,
     taken: impl Iterator<Item = (&'a str, Resources)>,
-) -> Snapshot {
+) -> stoke_sched::Snapshot {
     let mut nodes: BTreeMap<String, stoke_sched::Node> = nodes
         .map(node)
         .map(|node| (node.name.clone(), node))
         .collect();
     for (name, resources) in taken {
         if let Some(node) = nodes.get_mut(name) {
-            node.used = node.used.plus(resources);
+            node.used.add(&resources);
         }
     }
-    Snapshot {
-        nodes: nodes.into_values().collect(),
-    }
+    nodes.into_values().collect()
 }
 
 /// A node with nothing on it, as placement sees it.
@@ -49,19 +53,10 @@ pub fn node(node: &Node) -> stoke_sched::Node {
     let labels = node.metadata.labels.clone().unwrap_or_default();
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_ref());
-    let gpu = labels.get(GPU_PRODUCT_LABEL).map(|product| GpuModel {
-        product: product.clone(),
-        memory: labels
-            .get(GPU_MEMORY_LABEL)
-            .and_then(|mib| mib.parse().ok())
-            .map(Bytes::mib),
-        simulated: labels
-            .get(GPU_SIMULATED_LABEL)
-            .is_some_and(|is| is == "true"),
-    });
+    let gpu = gpu(&labels);
     stoke_sched::Node {
         name: node.metadata.name.clone().unwrap_or_default(),
-        allocatable: allocatable.map(resources).unwrap_or_default(),
+        allocatable: allocatable.map(amounts::read).unwrap_or_default(),
         used: Resources::default(),
         taints: taints.into_iter().flatten().filter_map(taint).collect(),
         ready: is_ready(node),
@@ -72,6 +67,24 @@ pub fn node(node: &Node) -> stoke_sched::Node {
             .any(|(key, value)| labels.get(*key).is_some_and(|found| found == value)),
         labels,
     }
+}
+
+/// What feature discovery says of a node's GPUs.
+fn gpu(labels: &BTreeMap<String, String>) -> Option<GpuModel> {
+    let product = labels.get(GPU_PRODUCT_LABEL)?;
+    let is = |label: &str, value: &str| labels.get(label).is_some_and(|found| found == value);
+    let memory = labels
+        .get(GPU_MEMORY_LABEL)
+        .and_then(|mib| mib.parse().ok());
+    // Where a node shares its GPUs out, that is in the product's name unless someone chose another name for the parts.
+    let named = product.ends_with("-SHARED") || product.contains("-MIG-");
+    let shared = labels.contains_key(GPU_SHARING_LABEL) && !is(GPU_SHARING_LABEL, "none");
+    Some(GpuModel {
+        product: product.clone(),
+        memory: memory.map(Bytes::mib),
+        simulated: is(GPU_SIMULATED_LABEL, "true"),
+        parted: named || shared,
+    })
 }
 
 pub fn is_ready(node: &Node) -> bool {
@@ -110,68 +123,9 @@ fn effect(effect: &str) -> Option<Effect> {
     }
 }
 
-/// An amount that cannot be read counts as nothing: the API server has let it through, and one bad object must not stop the rest.
-fn resources(quantities: &Quantities) -> Resources {
-    let count = |key: &str| {
-        let count: Option<Bytes> = quantities.get(key).and_then(|q| Bytes::try_from(q).ok());
-        count.map_or(0, |count| u32::try_from(count.0).unwrap_or(u32::MAX))
-    };
-    Resources {
-        cpu: quantities
-            .get("cpu")
-            .and_then(|q| CpuMilli::try_from(q).ok())
-            .unwrap_or_default(),
-        memory: quantities
-            .get("memory")
-            .and_then(|q| Bytes::try_from(q).ok())
-            .unwrap_or_default(),
-        gpus: count(GPU_RESOURCE),
-        pods: count("pods"),
-    }
-}
-
-/// What a pod takes of its node, as kube-scheduler counts: all containers together, or the largest init container
-/// beside the sidecars that run before it.
-pub fn requests(spec: &PodSpec) -> Resources {
-    let mut sidecars = Resources::default();
-    let mut starting = Resources::default();
-    for init in spec.init_containers.iter().flatten() {
-        let asked = asked(init);
-        if init.restart_policy.as_deref() == Some("Always") {
-            sidecars = sidecars.plus(asked);
-            starting = starting.max(sidecars);
-        } else {
-            starting = starting.max(sidecars.plus(asked));
-        }
-    }
-    let running = spec
-        .containers
-        .iter()
-        .map(asked)
-        .fold(sidecars, Resources::plus);
-    let overhead = spec.overhead.as_ref().map(resources).unwrap_or_default();
-    Resources {
-        pods: 1,
-        ..running.max(starting).plus(overhead)
-    }
-}
-
-fn asked(container: &Container) -> Resources {
-    let Some(said) = &container.resources else {
-        return Resources::default();
-    };
-    // A limit alone is a request too.
-    let mut all = said.limits.clone().unwrap_or_default();
-    all.extend(said.requests.clone().unwrap_or_default());
-    resources(&all)
-}
-
+#[cfg(test)]
 pub fn is_finished(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+    crate::seen::Pod::from(pod.clone()).is_finished()
 }
 
 /// The node a pod is on, or is meant for.
@@ -218,8 +172,12 @@ pub fn terms(spec: &PodSpec) -> Result<Vec<Term>, String> {
                 .required_during_scheduling_ignored_during_execution
                 .as_ref()
         });
-    let terms = required.map(|required| required.node_selector_terms.as_slice());
-    terms.unwrap_or_default().iter().map(term).collect()
+    required.map_or_else(|| Ok(Vec::new()), selected)
+}
+
+/// The alternatives of a selector.
+fn selected(selector: &NodeSelector) -> Result<Vec<Term>, String> {
+    selector.node_selector_terms.iter().map(term).collect()
 }
 
 fn term(term: &NodeSelectorTerm) -> Result<Term, String> {
@@ -276,29 +234,6 @@ mod tests {
         serde_json::from_value(value).expect("a pod spec")
     }
 
-    fn says(resources: Resources) -> String {
-        format!("{} {} {}", resources.cpu, resources.memory, resources.gpus)
-    }
-
-    #[test]
-    fn pods_are_counted_as_kube_scheduler_counts_them() {
-        let limits = |memory: &str| json!({"limits": {"memory": memory, "cpu": "1"}});
-        let two = spec(json!({"containers": [
-            {"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "2"}}},
-            {"name": "b", "resources": limits("1Gi")},
-        ]}));
-        assert_eq!(says(requests(&two)), "1500m 2Gi 2");
-        let init = spec(json!({
-            "initContainers": [
-                {"name": "sidecar", "restartPolicy": "Always", "resources": limits("1Gi")},
-                {"name": "once", "resources": limits("4Gi")},
-            ],
-            "containers": [{"name": "a", "resources": limits("1Gi")}],
-            "overhead": {"memory": "1Mi"},
-        }));
-        assert_eq!(says(requests(&init)), "2 5121Mi 0");
-    }
-
     #[test]
     fn only_a_pod_that_can_go_nowhere_else_is_pinned() {
         let name = |name: &str| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]});
@@ -332,15 +267,41 @@ mod tests {
         };
         let snapshot = snapshot(
             [&node].into_iter(),
-            [("n", taken), ("n", taken), ("gone", taken)].into_iter(),
+            [("n", taken.clone()), ("n", taken.clone()), ("gone", taken)].into_iter(),
         );
-        let node = &snapshot.nodes[0];
+        let node = snapshot.node("n").expect("the node");
         assert_eq!(node.used.memory, Bytes::gib(2));
         assert!(node.ready && node.schedulable);
         assert_eq!(node.taints.len(), 1);
         assert_eq!(
             node.gpu.as_ref().and_then(|gpu| gpu.memory),
             Some(Bytes::gib(15))
+        );
+    }
+    #[test]
+    fn gpus_that_are_shared_out_are_not_whole() {
+        let parted = |labels: &[(&str, &str)]| {
+            let labels = labels
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect();
+            gpu(&labels).map(|gpu| gpu.parted)
+        };
+        let product = |name| ("nvidia.com/gpu.product", name);
+        let sharing = |how| ("nvidia.com/gpu.sharing-strategy", how);
+        assert_eq!(parted(&[]), None);
+        assert_eq!(
+            parted(&[product("NVIDIA-A100-SXM4-40GB"), sharing("none")]),
+            Some(false)
+        );
+        assert_eq!(parted(&[product("Tesla-T4-SHARED")]), Some(true));
+        assert_eq!(
+            parted(&[product("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")]),
+            Some(true)
+        );
+        assert_eq!(
+            parted(&[product("Tesla-T4"), sharing("time-slicing")]),
+            Some(true)
         );
     }
 }

@@ -1,9 +1,10 @@
 //! What the controllers are told at start.
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use stoke_api::names::WORKER_BIN_DIR;
 use stoke_api::trainjob::Network;
 
 /// Where Stokehold is at home.
@@ -22,12 +23,18 @@ pub struct Config {
     pub network: Network,
     /// The `stoke` binary as workers see it; MPI gangs are started with it.
     pub stoke_exe: PathBuf,
+    /// The image that this operator runs from. On a cluster, MPI workers get the binary out of it.
+    pub image: Option<String>,
+    /// Write a NetworkPolicy for each gang on the pods' own network, so that nothing but the gang itself reaches its workers.
+    pub network_policies: bool,
     /// Bind pods to their node ourselves, where there is no kube-scheduler.
     pub binder: bool,
     /// The wait before the next attempt.
     pub retry: Backoff,
     /// How long a placed gang may take until all its workers run.
     pub start_deadline: Duration,
+    /// How long a node on which a worker did not start is kept off, where there are others.
+    pub avoid_for: Duration,
     /// How long past its grace period a stopping worker is waited for. Its node may be gone for good.
     pub stop_slack: Duration,
     /// How long a worker may take to end after SIGTERM.
@@ -36,6 +43,8 @@ pub struct Config {
     pub ports: RangeInclusive<u16>,
     /// Jobs worked on at once.
     pub concurrency: usize,
+    /// Requests of an operator under way at once, at most. The API server's word makes it fewer.
+    pub requests: u32,
 }
 
 /// Waits between attempts: `first`, then `base`, doubling up to `cap`.
@@ -70,6 +79,8 @@ impl Config {
             home: Home::Machine,
             network: Network::Host,
             stoke_exe,
+            image: None,
+            network_policies: false,
             binder: true,
             retry: Backoff {
                 first: Duration::from_secs(1),
@@ -78,21 +89,26 @@ impl Config {
                 forget_after: Duration::from_secs(600),
             },
             start_deadline: Duration::from_secs(600),
+            avoid_for: Duration::from_secs(1800),
             stop_slack: Duration::from_secs(60),
             grace: Duration::from_secs(30),
             // Below what Linux hands out by itself.
             ports: 23_000..=27_999,
             concurrency: 16,
+            requests: 64,
         }
     }
 
     /// For a cluster, where pods have addresses and kube-scheduler binds them.
-    pub fn cluster(stoke_exe: PathBuf) -> Self {
+    pub fn cluster() -> Self {
         Self {
             home: Home::Cluster,
             network: Network::Pod,
+            network_policies: true,
             binder: false,
-            ..Self::machine(stoke_exe)
+            // Images of many gigabytes are pulled meanwhile.
+            start_deadline: Duration::from_secs(900),
+            ..Self::machine(Path::new(WORKER_BIN_DIR).join("stoke"))
         }
     }
 }

@@ -1,35 +1,50 @@
 //! What the controllers share: the client, the world, and the queues of what to look at.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Event;
 use stoke_api::names::MANAGED_BY;
+use tokio::sync::Notify;
 
 use crate::config::Config;
-use crate::mirror::{Change, Key};
+use crate::mirror::Key;
 use crate::queue::Queue;
+use crate::trainjob::pace::Pace;
+use crate::trainjob::refusal::Refusal;
+use crate::vitals::Vitals;
 use crate::world::{Kind, Wakes, World};
+
+/// How much is gathered of what decides nothing, and how long it may take until it is told.
+const SOON: Duration = Duration::from_secs(1);
+const LATER: Duration = Duration::from_secs(10);
 
 pub struct Hub {
     pub client: Client,
     pub config: Config,
     pub recorder: Recorder,
+    pub vitals: Arc<Vitals>,
     /// Jobs to look at.
     pub jobs: Queue<Key>,
     /// Pods to bind.
     pub unbound: Queue<Key>,
-    /// Held from reading the room there is until what was taken of it is on record: two jobs must not be given the same.
+    /// Held from reading the room there is until what was taken of it is set aside: two jobs must not be given the same. Never over a
+    /// request.
     pub placing: tokio::sync::Mutex<()>,
+    /// Which words about a job can wait to be written.
+    pub pace: Pace,
+    /// Told when someone who waits for room may get it.
+    pub room: Notify,
     world: Mutex<World>,
     /// What the API server refused for a job when its plan was last carried out.
-    refusals: Mutex<BTreeMap<Key, String>>,
+    refusals: Mutex<BTreeMap<Key, Refusal>>,
 }
 
 impl Hub {
-    pub fn new(client: Client, config: Config) -> Self {
+    pub fn new(client: Client, config: Config, vitals: Arc<Vitals>) -> Self {
         let reporter = Reporter {
             controller: MANAGED_BY.to_owned(),
             instance: None,
@@ -38,9 +53,12 @@ impl Hub {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             config,
+            vitals,
             jobs: Queue::default(),
             unbound: Queue::default(),
             placing: tokio::sync::Mutex::new(()),
+            pace: Pace::default(),
+            room: Notify::new(),
             world: Mutex::default(),
             refusals: Mutex::default(),
         }
@@ -54,9 +72,7 @@ impl Hub {
     /// Takes what a watch tells. True where all mirrors have been filled by now.
     pub fn watched<K: Kind>(&self, event: Event<K>) -> bool {
         let mut world = self.world();
-        let changes = K::mirror(&mut world).watched(event);
-        for change in &changes {
-            let wakes = K::changed(&mut world, change);
+        for wakes in world.watched(event) {
             self.wake(wakes);
         }
         world.is_complete()
@@ -64,31 +80,31 @@ impl Hub {
 
     /// Takes an object as the API server answered our write.
     pub fn wrote<K: Kind>(&self, object: K) {
-        let mut world = self.world();
-        let change = K::mirror(&mut world).wrote(object);
-        self.take(&mut world, change);
+        let wakes = self.world().wrote(object);
+        self.wake(wakes.unwrap_or_default());
     }
 
     /// Takes it that an object is no more.
     pub fn forget<K: Kind>(&self, key: &Key, uid: &str) {
-        let mut world = self.world();
-        let change = K::mirror(&mut world).forget(key, Some(uid));
-        self.take(&mut world, change);
+        let wakes = self.world().forget::<K>(key, uid);
+        self.wake(wakes.unwrap_or_default());
     }
 
-    fn take<K: Kind>(&self, world: &mut World, change: Option<Change<K>>) {
-        if let Some(change) = change {
-            let wakes = K::changed(world, &change);
-            self.wake(wakes);
-        }
-    }
-
-    fn wake(&self, wakes: Wakes) {
+    pub fn wake(&self, wakes: Wakes) {
         if let Some(key) = wakes.forced {
             self.jobs.force(key);
         }
         for key in wakes.jobs {
             self.jobs.wake(key);
+        }
+        for key in wakes.jobs_soon {
+            self.jobs.wake_within(key, SOON);
+        }
+        for key in wakes.jobs_later {
+            self.jobs.wake_within(key, LATER);
+        }
+        if wakes.room {
+            self.room.notify_one();
         }
         if self.config.binder {
             for key in wakes.pods {
@@ -97,12 +113,12 @@ impl Hub {
         }
     }
 
-    pub fn refusal(&self, job: &Key) -> Option<String> {
+    pub fn refusal(&self, job: &Key) -> Option<Refusal> {
         self.refusals().get(job).cloned()
     }
 
     /// Notes what was refused, or that nothing is any more. True where that is news.
-    pub fn set_refusal(&self, job: &Key, refusal: Option<String>) -> bool {
+    pub fn set_refusal(&self, job: &Key, refusal: Option<Refusal>) -> bool {
         let mut refusals = self.refusals();
         let before = match refusal.clone() {
             Some(refusal) => refusals.insert(job.clone(), refusal),
@@ -111,7 +127,7 @@ impl Hub {
         before != refusal
     }
 
-    fn refusals(&self) -> MutexGuard<'_, BTreeMap<Key, String>> {
+    fn refusals(&self) -> MutexGuard<'_, BTreeMap<Key, Refusal>> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,10 +9,17 @@
 mod binder;
 mod cluster;
 mod config;
+mod gate;
+mod guard;
 mod hub;
+mod lead;
+mod lease;
 mod mirror;
 mod queue;
+mod seen;
 mod trainjob;
+mod trouble;
+mod vitals;
 mod watch;
 mod world;
 
@@ -20,13 +27,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Client;
 use stoke_api::{Dataset, TrainJob};
 use tokio::task::{Id, JoinSet};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use config::{Backoff, Config, Home};
+pub use lead::lead;
+pub use lease::{LeaseOptions, LeaseOptionsError};
+pub use vitals::Vitals;
 
 use hub::Hub;
 use mirror::Key;
@@ -42,18 +53,36 @@ pub enum ControlError {
 }
 
 /// Runs all controllers until `shutdown` is cancelled. Lost connections do not end it.
+///
+/// For whoever is sure to be alone, as on one machine; where there may be others, see [`lead`].
 pub async fn run(
     client: Client,
     config: Config,
     shutdown: CancellationToken,
 ) -> Result<(), ControlError> {
-    let hub = Arc::new(Hub::new(client, config));
+    controllers(client, config, Arc::default(), shutdown).await
+}
+
+/// Everything it starts ends with it, also where it is dropped half-way.
+async fn controllers(
+    client: Client,
+    config: Config,
+    vitals: Arc<Vitals>,
+    shutdown: CancellationToken,
+) -> Result<(), ControlError> {
+    let hub = Arc::new(Hub::new(client, config, vitals));
+    hub.vitals.shows(&hub);
     let (ready_sender, mut ready) = tokio::sync::watch::channel(false);
     let mut parts = JoinSet::new();
     parts.spawn(watch::keep::<TrainJob>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Pod>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Node>(hub.clone(), ready_sender.clone()));
-    parts.spawn(watch::keep::<Dataset>(hub.clone(), ready_sender));
+    parts.spawn(watch::keep::<Dataset>(hub.clone(), ready_sender.clone()));
+    parts.spawn(watch::keep::<PersistentVolumeClaim>(
+        hub.clone(),
+        ready_sender.clone(),
+    ));
+    parts.spawn(watch::keep::<PersistentVolume>(hub.clone(), ready_sender));
     let work = async {
         // Half a picture is none: a pod that is not listed yet would be created again.
         tokio::select! {
@@ -64,7 +93,10 @@ pub async fn run(
         let bind = |hub: Arc<Hub>, key| async move { binder::bind(&hub, &key).await };
         let jobs = work(&hub, &hub.jobs, reconcile, &shutdown);
         let pods = work(&hub, &hub.unbound, bind, &shutdown);
-        tokio::join!(jobs, pods);
+        tokio::select! {
+            () = trainjob::admission::serve_as_room_comes_free(&hub) => {}
+            _ = futures::future::join(jobs, pods) => {}
+        }
     };
     tokio::select! {
         () = work => Ok(()),
@@ -82,25 +114,26 @@ async fn work<F>(
     F: Future<Output = Done> + Send + 'static,
 {
     let mut turns = JoinSet::new();
-    let mut keys: HashMap<Id, Key> = HashMap::new();
+    let mut keys: HashMap<Id, (Key, Instant)> = HashMap::new();
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
             key = queue.next(), if turns.len() < hub.config.concurrency.max(1) => {
                 let task = turns.spawn(turn(hub.clone(), key.clone()));
-                keys.insert(task.id(), key);
+                keys.insert(task.id(), (key, Instant::now()));
             }
             Some(ended) = turns.join_next_with_id(), if !turns.is_empty() => {
                 let (id, done) = match ended {
-                    Ok((id, done)) => (id, done),
+                    Ok((id, done)) => (id, Some(done)),
                     // One job that trips us must not stop the others.
                     Err(error) => {
                         tracing::error!(error = &error as &dyn std::error::Error, "a turn broke off");
-                        (error.id(), Done::Error)
+                        (error.id(), None)
                     }
                 };
-                if let Some(key) = keys.remove(&id) {
-                    queue.done(&key, done);
+                if let Some((key, began)) = keys.remove(&id) {
+                    hub.vitals.turned(done, began.elapsed());
+                    queue.done(&key, done.unwrap_or(Done::Error));
                 }
             }
         }

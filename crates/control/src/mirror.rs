@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use kube::api::ObjectMeta;
 use kube::runtime::watcher::Event;
+
+use crate::seen;
 
 /// The name of an object within its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -39,6 +40,42 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What a mirror can hold.
+pub trait Mirrored {
+    fn key(&self) -> Key;
+    fn uid(&self) -> Option<&str>;
+    /// Versions grow with every write; Kubernetes lets clients compare them as numbers.
+    fn version(&self) -> Option<u64>;
+}
+
+impl<K: kube::Resource> Mirrored for K {
+    fn key(&self) -> Key {
+        Key::of(self.meta())
+    }
+
+    fn uid(&self) -> Option<&str> {
+        self.meta().uid.as_deref()
+    }
+
+    fn version(&self) -> Option<u64> {
+        self.meta().resource_version.as_ref()?.parse().ok()
+    }
+}
+
+impl Mirrored for seen::Pod {
+    fn key(&self) -> Key {
+        Key::new(&self.metadata.namespace, &self.metadata.name)
+    }
+
+    fn uid(&self) -> Option<&str> {
+        self.metadata.uid.as_deref()
+    }
+
+    fn version(&self) -> Option<u64> {
+        self.metadata.resource_version
     }
 }
 
@@ -85,7 +122,7 @@ impl<K> Default for Mirror<K> {
     }
 }
 
-impl<K: kube::Resource> Mirror<K> {
+impl<K: Mirrored> Mirror<K> {
     /// The first list has been read whole.
     pub fn is_complete(&self) -> bool {
         self.complete
@@ -99,20 +136,6 @@ impl<K: kube::Resource> Mirror<K> {
         self.objects.iter()
     }
 
-    /// Objects of a namespace whose name begins so.
-    pub fn with_prefix<'a>(
-        &'a self,
-        namespace: &str,
-        prefix: &'a str,
-    ) -> impl Iterator<Item = &'a Arc<K>> {
-        let from = Key::new(namespace, prefix);
-        let namespace = from.namespace.clone();
-        self.objects
-            .range((Bound::Included(from), Bound::Unbounded))
-            .take_while(move |(key, _)| key.namespace == namespace && key.name.starts_with(prefix))
-            .map(|(_, object)| object)
-    }
-
     /// Takes what the watch tells.
     pub fn watched(&mut self, event: Event<K>) -> Vec<Change<K>> {
         match event {
@@ -122,20 +145,19 @@ impl<K: kube::Resource> Mirror<K> {
             }
             Event::InitApply(object) => {
                 if let Some(relisting) = &mut self.relisting {
-                    relisting.listed.insert(Key::of(object.meta()));
-                    relisting.newest = relisting.newest.max(version(&object).unwrap_or(0));
+                    relisting.listed.insert(object.key());
+                    relisting.newest = relisting.newest.max(object.version().unwrap_or(0));
                 }
                 self.put_newer(object).into_iter().collect()
             }
             Event::InitDone => self.listed(),
             Event::Apply(object) => {
-                self.told = self.told.max(version(&object).unwrap_or(0));
+                self.told = self.told.max(object.version().unwrap_or(0));
                 self.put_newer(object).into_iter().collect()
             }
             Event::Delete(object) => {
-                self.told = self.told.max(version(&object).unwrap_or(0));
-                let key = Key::of(object.meta());
-                self.forget(&key, object.meta().uid.as_deref())
+                self.told = self.told.max(object.version().unwrap_or(0));
+                self.forget(&object.key(), object.uid())
                     .into_iter()
                     .collect()
             }
@@ -144,11 +166,11 @@ impl<K: kube::Resource> Mirror<K> {
 
     /// Takes an object as the API server answered one of our writes.
     pub fn wrote(&mut self, object: K) -> Option<Change<K>> {
-        if version(&object).is_some_and(|version| version <= self.told) {
+        if object.version().is_some_and(|version| version <= self.told) {
             return None;
         }
         if let Some(relisting) = &mut self.relisting {
-            relisting.written.insert(Key::of(object.meta()));
+            relisting.written.insert(object.key());
         }
         self.put_newer(object)
     }
@@ -156,7 +178,7 @@ impl<K: kube::Resource> Mirror<K> {
     /// Takes it that the object with this uid is no more, as the API server has said.
     pub fn forget(&mut self, key: &Key, uid: Option<&str>) -> Option<Change<K>> {
         let known = self.objects.get(key)?;
-        if known.meta().uid.as_deref() != uid {
+        if known.uid() != uid {
             return None;
         }
         let before = self.objects.remove(key);
@@ -167,13 +189,10 @@ impl<K: kube::Resource> Mirror<K> {
     }
 
     fn put_newer(&mut self, object: K) -> Option<Change<K>> {
-        let key = Key::of(object.meta());
-        let known = self
-            .objects
-            .get(&key)
-            .and_then(|known| version(known.as_ref()));
+        let key = object.key();
+        let known = self.objects.get(&key).and_then(|known| known.version());
         if known
-            .zip(version(&object))
+            .zip(object.version())
             .is_some_and(|(known, new)| new <= known)
         {
             return None;
@@ -211,11 +230,6 @@ impl<K: kube::Resource> Mirror<K> {
     }
 }
 
-/// Versions grow with every write; Kubernetes lets clients compare them as numbers.
-fn version<K: kube::Resource>(object: &K) -> Option<u64> {
-    object.meta().resource_version.as_ref()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,7 +250,7 @@ mod tests {
 
     fn versions(mirror: &Mirror<ConfigMap>) -> Vec<String> {
         let show = |(key, object): (&Key, &Arc<ConfigMap>)| {
-            format!("{}@{}", key.name, version(object.as_ref()).unwrap_or(0))
+            format!("{}@{}", key.name, object.version().unwrap_or(0))
         };
         mirror.iter().map(show).collect()
     }
@@ -299,16 +313,5 @@ mod tests {
         assert_eq!(gone.len(), 1);
         assert!(gone[0].after.is_none());
         assert_eq!(versions(&mirror), ["b@6", "c@9"]);
-    }
-
-    #[test]
-    fn names_are_found_by_their_beginning() {
-        let mirror = listed(&[
-            object("job-1-0", "1", 1),
-            object("job-1-1", "2", 2),
-            object("job2-1-0", "3", 3),
-        ]);
-        assert_eq!(mirror.with_prefix("ns", "job-").count(), 2);
-        assert_eq!(mirror.with_prefix("other", "job-").count(), 0);
     }
 }

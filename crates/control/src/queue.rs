@@ -68,6 +68,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.changed.notify_one();
     }
 
+    /// Something about it has changed that can wait, together with what else changes meanwhile.
+    pub fn wake_within(&self, key: K, delay: Duration) {
+        self.lock().wake(key, Instant::now() + delay);
+        self.changed.notify_one();
+    }
+
     /// Someone has changed it on purpose: an earlier error does not hold it back.
     pub fn force(&self, key: K) {
         {
@@ -115,6 +121,13 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn done(&self, key: &K, done: Done) {
         self.lock().done(key, done);
         self.changed.notify_one();
+    }
+
+    /// How many are due or have their turn; those that wait for a later time are not counted.
+    pub fn depth(&self) -> usize {
+        let state = self.lock();
+        let due = state.due.range(..=(Instant::now(), u64::MAX)).count();
+        due + state.entries.values().filter(|entry| entry.running).count()
     }
 
     /// A panic elsewhere leaves no half-made state here: every change is made whole under the lock.
@@ -214,6 +227,24 @@ mod tests {
         assert_eq!(next_within(&queue, 1).await, None, "one at a time");
         queue.done(&"a", Done::Well(Some(Duration::from_secs(60))));
         assert_eq!(next_within(&queue, 1).await, Some("a"));
+        queue.done(&"a", Done::Well(None));
+        assert_eq!(next_within(&queue, 1_000_000).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_wait_is_looked_at_once_for_all_of_it() {
+        let queue = Queue::default();
+        let second = Duration::from_secs(1);
+        queue.wake_within("a", second);
+        tokio::time::advance(second / 2).await;
+        queue.wake_within("a", second);
+        assert_eq!(next_within(&queue, 499).await, None);
+        assert_eq!(next_within(&queue, 2).await, Some("a"));
+        queue.wake_within("a", second);
+        queue.done(&"a", Done::Well(None));
+        assert_eq!(next_within(&queue, 900).await, None);
+        queue.wake("a");
+        assert_eq!(next_within(&queue, 1).await, Some("a"), "until it cannot");
         queue.done(&"a", Done::Well(None));
         assert_eq!(next_within(&queue, 1_000_000).await, None);
     }

@@ -1,12 +1,13 @@
 //! The controllers against the real API server, in one process. Pods run nowhere: the tests say what a kubelet would.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyStream, StreamBody};
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::{self, watcher};
@@ -30,6 +31,8 @@ struct Engine {
     /// What the controllers have instead: its answers can be cut off.
     cuttable: Client,
     cut: Arc<Mutex<CancellationToken>>,
+    /// What the controllers wrote, by verb and resource.
+    writes: Arc<Mutex<BTreeMap<String, u32>>>,
     config: Config,
     controllers: Option<(CancellationToken, JoinHandle<Result<(), ControlError>>)>,
     housekeeping: CancellationToken,
@@ -38,6 +41,10 @@ struct Engine {
 
 impl Engine {
     async fn start(gpus: u32) -> Self {
+        Self::start_with(gpus, Config::machine("/usr/bin/stoke".into())).await
+    }
+
+    async fn start_with(gpus: u32, config: Config) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let store = Store::open(
             &directory.path().join("store.db"),
@@ -59,11 +66,13 @@ impl Engine {
             housekeeping.clone(),
         ));
         let cut = Arc::new(Mutex::new(CancellationToken::new()));
+        let writes = Arc::default();
         let mut engine = Self {
             client: server.client(),
-            cuttable: cuttable(&server, cut.clone()),
+            cuttable: cuttable(&server, cut.clone(), Arc::clone(&writes)),
             cut,
-            config: Config::machine("/usr/bin/stoke".into()),
+            writes,
+            config,
             controllers: None,
             housekeeping,
             _directory: directory,
@@ -90,6 +99,14 @@ impl Engine {
             .patch_status("machine", &PatchParams::default(), &Patch::Merge(status))
             .await;
         patched.expect("the node is ready");
+    }
+
+    async fn add_priority_class(&self, name: &str) {
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        let class = json!({"metadata": {"name": name}, "value": 1, "preemptionPolicy": "Never"});
+        let class = serde_json::from_value(class).expect("a class");
+        let created = classes.create(&PostParams::default(), &class).await;
+        created.expect("the class is created");
     }
 
     fn start_controllers(&mut self) {
@@ -204,11 +221,20 @@ impl Engine {
     }
 }
 
-/// A client of the server whose answers end in the middle when `cut` is cancelled, as with a lost connection.
-fn cuttable(server: &ApiServer, cut: Arc<Mutex<CancellationToken>>) -> Client {
+/// A client of the server whose answers end in the middle when `cut` is cancelled, as with a lost connection; and that counts what is
+/// written through it.
+fn cuttable(
+    server: &ApiServer,
+    cut: Arc<Mutex<CancellationToken>>,
+    writes: Arc<Mutex<BTreeMap<String, u32>>>,
+) -> Client {
     let router = server.router();
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
         let router = router.clone();
+        if request.method() != http::Method::GET {
+            let write = format!("{} {}", request.method(), resource(request.uri().path()));
+            *writes.lock().expect("no panic").entry(write).or_default() += 1;
+        }
         let cut = cut.lock().expect("no panic").clone();
         async move {
             let response = router.oneshot(request).await?;
@@ -219,6 +245,17 @@ fn cuttable(server: &ApiServer, cut: Arc<Mutex<CancellationToken>>) -> Client {
         }
     });
     Client::new(service, "default")
+}
+
+/// `pods`, `trainjobs/status`: what a path is about, without the names.
+fn resource(path: &str) -> String {
+    let after = path.split("/namespaces/").nth(1).unwrap_or(path);
+    let parts: Vec<&str> = after.split('/').skip(1).collect();
+    match parts.as_slice() {
+        [kind, _, subresource] => format!("{kind}/{subresource}"),
+        [kind, ..] => (*kind).to_owned(),
+        [] => path.to_owned(),
+    }
 }
 
 impl Drop for Engine {
@@ -258,10 +295,9 @@ async fn a_gang_is_created_bound_watched_and_completed_with_few_writes() {
         Some("2/2")
     );
     let secrets: Api<Secret> = Api::namespaced(engine.client.clone(), "default");
-    let secret = secrets
-        .get("gang-mpi")
-        .await
-        .expect("the gang has a secret");
+    let secrets = secrets.list(&ListParams::default()).await.expect("secrets");
+    let secret = secrets.items.into_iter().next().expect("a secret");
+    assert!(secret.name_any().starts_with("gang-mpi-"));
     assert!(secret.data.is_some_and(|data| data["token"].0.len() == 64));
 
     engine.pod_goes("gang-1-0", "Succeeded", Some(0)).await;
@@ -282,9 +318,58 @@ async fn a_gang_is_created_bound_watched_and_completed_with_few_writes() {
         .await
         .expect("the other worker is stopped")
         .expect("the watch holds");
+}
+
+/// Every write costs the API server, so jobs that go as they should cost few, and an Event says nothing that a condition says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_on_a_cluster_costs_a_write_a_pod_and_five_at_most() {
+    // kube-scheduler's work is done by our binder here, and our server has no NetworkPolicies: a gang's is one write more.
+    let config = Config {
+        binder: true,
+        network_policies: false,
+        ..Config::cluster()
+    };
+    let engine = Engine::start_with(0, config).await;
+    engine.add_priority_class("stokehold-standard").await;
+    for workers in [1, 8] {
+        engine.writes.lock().expect("no panic").clear();
+        let name = format!("job-{workers}");
+        let spec = json!({"command": ["python", "train.py"], "framework": "torch", "image": "acme/train:1", "workers": workers, "cpus": "100m", "memory": {"limit": "1Gi"}});
+        engine.submit(&name, spec).await;
+        for rank in 0..workers {
+            engine
+                .pod_goes(&format!("{name}-1-{rank}"), "Running", None)
+                .await;
+        }
+        engine.phase(&name, Phase::Running).await;
+        for rank in 0..workers {
+            engine
+                .pod_goes(&format!("{name}-1-{rank}"), "Succeeded", Some(0))
+                .await;
+        }
+        engine.phase(&name, Phase::Complete).await;
+        let mut writes = engine.writes.lock().expect("no panic").clone();
+        writes.remove("POST pods/binding");
+        let mut expected = BTreeMap::from([
+            ("POST pods".to_owned(), workers),
+            ("PATCH trainjobs/status".to_owned(), 3),
+        ]);
+        if workers > 1 {
+            expected.insert("POST services".to_owned(), 1);
+        }
+        assert_eq!(writes, expected, "{workers} workers");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_wrong_is_told_in_an_event() {
+    let engine = Engine::start(0).await;
     engine
-        .tells("gang", &["Placed", "WorkersRunning", "Succeeded"])
+        .submit("bad", json!({"command": ["train"], "retries": 0}))
         .await;
+    engine.pod_goes("bad-1-0", "Failed", Some(3)).await;
+    engine.phase("bad", Phase::Failed).await;
+    engine.tells("bad", &["WorkerFailed"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

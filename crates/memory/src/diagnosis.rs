@@ -19,6 +19,10 @@ pub struct Evidence {
     pub container: Option<Terminated>,
     /// Memory limit of the worker.
     pub limit: Option<Bytes>,
+    /// The most memory it was seen to use, where someone measured.
+    pub peak: Option<Bytes>,
+    /// How many of its processes the kernel killed at its limit, where someone counted.
+    pub oom_kills: u64,
 }
 
 /// How far a worker got.
@@ -85,7 +89,7 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
                 format!("rank {rank} did not start in time on {}", evidence.node),
                 &evidence.pod_message,
             ),
-            "",
+            start_help(&evidence.pod_message),
         ),
         _ => ended(evidence),
     }
@@ -93,10 +97,10 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
 
 fn ended(evidence: &Evidence) -> Diagnosis {
     let rank = evidence.rank;
-    let oom = evidence
-        .container
-        .as_ref()
-        .filter(|container| container.reason == "OOMKilled");
+    let oom = evidence.container.as_ref().filter(|container| {
+        // A runtime that did not see the kernel kill a child gives the worker's own end.
+        container.reason == "OOMKilled" || (evidence.oom_kills > 0 && container.exit_code != 0)
+    });
     if let Some(container) = oom {
         return out_of_memory(evidence, container);
     }
@@ -107,7 +111,13 @@ fn ended(evidence: &Evidence) -> Diagnosis {
             "TerminationByKubelet" if evidence.pod_reason == "Terminated" => {
                 format!("rank {rank} was stopped with {}", evidence.node)
             }
-            "TerminationByKubelet" => format!("rank {rank} was evicted from {}", evidence.node),
+            "TerminationByKubelet" | "EvictionByEvictionAPI" => {
+                format!("rank {rank} was evicted from {}", evidence.node)
+            }
+            "DeletionByTaintManager" => {
+                format!("rank {rank} was taken off {} by a taint", evidence.node)
+            }
+            "DeletionByPodGC" => format!("rank {rank} was lost with its node {}", evidence.node),
             _ => format!("rank {rank} was disrupted on {} ({reason})", evidence.node),
         };
         let message = first_of(&evidence.pod_message, message);
@@ -158,13 +168,20 @@ fn out_of_memory(evidence: &Evidence, container: &Terminated) -> Diagnosis {
         || "its memory limit".to_owned(),
         |limit| format!("its memory limit of {}", limit.human()),
     );
-    let sentence = told(
+    let code = container.exit_code;
+    // The kernel may kill a child and let the worker end by itself.
+    let sentence = if matches!(code, 137 | -9) {
+        format!("rank {rank} was killed at {limit} (OOMKilled, exit code {code})")
+    } else {
         format!(
-            "rank {rank} was killed at {limit} (OOMKilled, exit code {})",
-            container.exit_code
-        ),
-        &container.message,
-    );
+            "a process of rank {rank} was killed at {limit}, and the worker ended ({}, exit code {code})",
+            first_of(&container.reason, "Error")
+        )
+    };
+    let peak = evidence.peak.map_or_else(String::new, |peak| {
+        format!(", having used {}", peak.human())
+    });
+    let sentence = told(sentence + &peak, &container.message);
     let help = "raise memory.limit, or use less: a smaller batch, fewer loader workers";
     job(Reason::OutOfMemory, "OOMKilled", sentence, help)
 }
@@ -183,6 +200,29 @@ fn evicted(evidence: &Evidence) -> Diagnosis {
         job(Reason::Evicted, "Evicted", sentence, help)
     } else {
         outside(Reason::Evicted, "Evicted", sentence, "")
+    }
+}
+
+/// What helps a worker that does not start, by the kubelet's or the scheduler's word for it.
+fn start_help(message: &str) -> &'static str {
+    let word = message.split(':').next().unwrap_or_default();
+    match word {
+        "ImagePullBackOff"
+        | "ErrImagePull"
+        | "InvalidImageName"
+        | "ErrImageNeverPull"
+        | "ImageInspectError"
+        | "RegistryUnavailable" => {
+            "check the image's name and, for a private registry, template.spec.imagePullSecrets"
+        }
+        "CreateContainerConfigError" => {
+            "check the Secrets and ConfigMaps that its variables and volumes name"
+        }
+        "ContainerCreating" | "PodInitializing" => {
+            "its node still waits for an image, a volume or a network: kubectl describe its pod"
+        }
+        "Unschedulable" => "the next attempt goes to other nodes where it can",
+        _ => "",
     }
 }
 
@@ -356,6 +396,17 @@ mod tests {
     #[test]
     fn ends_are_told_apart() {
         insta::assert_snapshot!(says(&exit(137, "OOMKilled", "")), @"OutOfMemory (OOMKilled), counts: rank 1 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137); raise memory.limit, or use less: a smaller batch, fewer loader workers");
+        insta::assert_snapshot!(says(&exit(1, "OOMKilled", "")), @"OutOfMemory (OOMKilled), counts: a process of rank 1 was killed at its memory limit of 128 MiB, and the worker ended (OOMKilled, exit code 1); raise memory.limit, or use less: a smaller batch, fewer loader workers");
+        let counted = Evidence {
+            oom_kills: 1,
+            ..exit(1, "Error", "")
+        };
+        insta::assert_snapshot!(says(&counted), @"OutOfMemory (OOMKilled), counts: a process of rank 1 was killed at its memory limit of 128 MiB, and the worker ended (Error, exit code 1); raise memory.limit, or use less: a smaller batch, fewer loader workers");
+        let measured = Evidence {
+            peak: Some(Bytes::mib(127)),
+            ..exit(137, "OOMKilled", "")
+        };
+        insta::assert_snapshot!(says(&measured), @"OutOfMemory (OOMKilled), counts: rank 1 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137), having used 127 MiB; raise memory.limit, or use less: a smaller batch, fewer loader workers");
         insta::assert_snapshot!(says(&exit(137, "Error", "")), @"WorkerFailed (Error), counts: rank 1 was killed by SIGKILL (exit code 137); its memory limit was not reached; someone killed it, or the machine ran out of memory");
         insta::assert_snapshot!(says(&exit(3, "Error", "ValueError: no such layer.")), @"WorkerFailed (Error), counts: rank 1 ended with exit code 3: ValueError: no such layer");
         insta::assert_snapshot!(says(&exit(127, "Error", "")), @"WorkerFailed (Error), counts: rank 1 ended with exit code 127; the command was not found where it runs");
@@ -372,6 +423,21 @@ mod tests {
         insta::assert_snapshot!(says(&gone(End::NodeGone)), @"WorkerLost (NodeLost), does not count: rank 1 was lost with its node n1");
         insta::assert_snapshot!(says(&gone(End::Deleted)), @"WorkerLost (Deleted), does not count: rank 1 was deleted from outside");
         insta::assert_snapshot!(says(&gone(End::NeverStarted)), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1");
+        let waiting = |message: &str| Evidence {
+            end: End::NeverStarted,
+            ..pod("", message)
+        };
+        insta::assert_snapshot!(says(&waiting("ImagePullBackOff: not found")), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1: ImagePullBackOff: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets");
+        insta::assert_snapshot!(says(&waiting("Unschedulable: 0/2 nodes are available")), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1: Unschedulable: 0/2 nodes are available; the next attempt goes to other nodes where it can");
+        let drained = Evidence {
+            end: End::Deleted,
+            disruption: Some((
+                "EvictionByEvictionAPI".to_owned(),
+                "Eviction API: evicting".to_owned(),
+            )),
+            ..pod("", "")
+        };
+        insta::assert_snapshot!(says(&drained), @"Evicted (EvictionByEvictionAPI), does not count: rank 1 was evicted from n1: Eviction API: evicting");
         let preempted = Evidence {
             disruption: Some(("PreemptionByScheduler".to_owned(), "make room".to_owned())),
             ..exit(143, "Error", "")

@@ -111,6 +111,19 @@ pub struct Pressure {
 }
 
 impl CgroupSpec {
+    /// A group that someone else made, of which only the memory is of interest.
+    pub(crate) fn foreign(version: CgroupVersion, memory: PathBuf) -> Self {
+        match version {
+            CgroupVersion::V1 => Self::V1(v1::Dirs {
+                memory,
+                cpu: None,
+                pids: None,
+                cpuacct: None,
+            }),
+            CgroupVersion::V2 => Self::V2 { path: memory },
+        }
+    }
+
     pub fn version(&self) -> CgroupVersion {
         match self {
             Self::V1(_) => CgroupVersion::V1,

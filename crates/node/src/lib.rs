@@ -3,9 +3,12 @@
 //! [`run`] registers a node and runs the pods bound to it as processes of the host. Each pod has a [shim] that outlives the
 //! engine; its memory is limited by a [cgroup] where the machine has one to give; its [logs] are files.
 //!
+//! On a cluster the kubelet does all that, and [agent] is all there is of us on a node: it measures.
+//!
 //! Invariant: everything this crate learns and tells goes through `kube::Client`. What it must remember beyond that is in
 //! the pod's own directory.
 
+pub mod agent;
 mod causes;
 pub mod cgroup;
 mod events;

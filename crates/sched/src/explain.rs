@@ -9,8 +9,9 @@ use std::fmt;
 use stoke_api::{GpuRequest, Reason};
 
 use crate::gang::Gang;
-use crate::place::{by_name, place, room};
-use crate::snapshot::{Resources, Snapshot};
+use crate::place::Judge;
+use crate::resources::Resources;
+use crate::snapshot::Snapshot;
 
 /// Why a gang was not placed. Its `Display` is one sentence, with what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub enum Explanation {
     Unsupported {
         gpus: GpuRequest,
     },
-    NoRoom(NoRoom),
+    NoRoom(Box<NoRoom>),
 }
 
 /// Too little room, now or ever.
@@ -42,33 +43,43 @@ pub enum Obstacle {
     NotReady,
     Cordoned,
     NotSelected,
+    FarFromVolume,
     Tainted,
     WrongSpot,
     WrongGpuType,
+    PartedGpus,
     // Even empty, the node is too small.
     TooFewGpus,
     TooLittleMemory,
     TooFewCpus,
+    TooLittleDisk,
     TooFewPods,
+    LacksDevice,
     // It would do, were it not for what runs there.
     GpusInUse,
     MemoryInUse,
     CpusInUse,
+    DiskInUse,
     PodsInUse,
+    DeviceInUse,
 }
 
 impl Obstacle {
-    pub(crate) const TOO_SMALL: [Self; 4] = [
+    pub(crate) const TOO_SMALL: [Self; 6] = [
         Self::TooFewGpus,
         Self::TooLittleMemory,
         Self::TooFewCpus,
+        Self::TooLittleDisk,
         Self::TooFewPods,
+        Self::LacksDevice,
     ];
-    pub(crate) const IN_USE: [Self; 4] = [
+    pub(crate) const IN_USE: [Self; 6] = [
         Self::GpusInUse,
         Self::MemoryInUse,
         Self::CpusInUse,
+        Self::DiskInUse,
         Self::PodsInUse,
+        Self::DeviceInUse,
     ];
 
     /// Said of one node, and of several.
@@ -77,20 +88,38 @@ impl Obstacle {
             Self::NotReady => ("is not ready", "are not ready"),
             Self::Cordoned => ("is cordoned", "are cordoned"),
             Self::NotSelected => ("is not selected", "are not selected"),
+            Self::FarFromVolume => (
+                "cannot reach one of its volumes",
+                "cannot reach one of its volumes",
+            ),
             Self::Tainted => ("is tainted", "are tainted"),
             Self::WrongSpot => (
                 "is of the wrong kind (spot)",
                 "are of the wrong kind (spot)",
             ),
             Self::WrongGpuType => ("has other GPUs", "have other GPUs"),
+            Self::PartedGpus => (
+                "gives its GPUs out in parts",
+                "give their GPUs out in parts",
+            ),
             Self::TooFewGpus => ("has too few GPUs", "have too few GPUs"),
             Self::TooLittleMemory => ("has too little memory", "have too little memory"),
             Self::TooFewCpus => ("has too few CPUs", "have too few CPUs"),
+            Self::TooLittleDisk => ("has too little local disk", "have too little local disk"),
             Self::TooFewPods => ("takes too few pods", "take too few pods"),
+            Self::LacksDevice => (
+                "lacks a device or huge pages it asks for",
+                "lack a device or huge pages it asks for",
+            ),
             Self::GpusInUse => ("lacks free GPUs", "lack free GPUs"),
             Self::MemoryInUse => ("lacks free memory", "lack free memory"),
             Self::CpusInUse => ("lacks free CPUs", "lack free CPUs"),
+            Self::DiskInUse => ("lacks free local disk", "lack free local disk"),
             Self::PodsInUse => ("lacks room for pods", "lack room for pods"),
+            Self::DeviceInUse => (
+                "lacks a free device, huge page or port it asks for",
+                "lack a free device, huge page or port it asks for",
+            ),
         }
     }
 }
@@ -113,6 +142,12 @@ pub enum Help {
     OtherGpuTypes {
         products: BTreeSet<String>,
     },
+    /// No node has so many of these.
+    Provide {
+        what: String,
+    },
+    WholeGpus,
+    NearVolume,
     WaitForReady,
     Uncordon,
     OtherSelector,
@@ -133,16 +168,17 @@ impl NoRoom {
     pub(crate) fn of(snapshot: &Snapshot, gang: &Gang) -> Self {
         let mut obstacles = BTreeMap::new();
         let mut fitting = 0_u32;
-        for node in by_name(snapshot) {
-            match room(node, gang) {
+        let mut judge = Judge::of(gang);
+        for node in snapshot.nodes() {
+            match judge.room(node) {
                 Ok(workers) => fitting = fitting.saturating_add(workers),
                 Err(obstacle) => *obstacles.entry(obstacle).or_insert(0) += 1,
             }
         }
         Self {
             workers: gang.workers,
-            ask: gang.ask,
-            nodes: snapshot.nodes.len() as u32,
+            ask: gang.ask.clone(),
+            nodes: snapshot.len() as u32,
             fitting: fitting.min(gang.workers),
             help: help(snapshot, gang, &obstacles),
             obstacles,
@@ -163,16 +199,18 @@ impl NoRoom {
 }
 
 fn help(snapshot: &Snapshot, gang: &Gang, obstacles: &BTreeMap<Obstacle, u32>) -> Help {
-    if snapshot.nodes.is_empty() {
+    if snapshot.is_empty() {
         return Help::AddNode;
     }
-    let idle = snapshot.idle();
-    // The same question, were nothing else running. `place` explains only where it fails, so this does not go deeper.
-    if idle != *snapshot && place(&idle, gang).is_ok() {
+    // The same question, were nothing else running.
+    let mut judge = Judge::of(gang);
+    let rooms = snapshot
+        .nodes()
+        .filter_map(|node| judge.room_idle(node).ok());
+    let fitting = rooms.fold(0, u32::saturating_add);
+    if fitting >= gang.workers {
         return Help::Wait;
     }
-    let rooms = idle.nodes.iter().filter_map(|node| room(node, gang).ok());
-    let fitting = rooms.fold(0, u32::saturating_add);
     if fitting > 0 {
         return Help::FewerWorkers { fitting };
     }
@@ -181,10 +219,15 @@ fn help(snapshot: &Snapshot, gang: &Gang, obstacles: &BTreeMap<Obstacle, u32>) -
         Some(Obstacle::NotReady) => Help::WaitForReady,
         Some(Obstacle::Cordoned) => Help::Uncordon,
         Some(Obstacle::NotSelected) => Help::OtherSelector,
+        Some(Obstacle::FarFromVolume) => Help::NearVolume,
         Some(Obstacle::Tainted) => Help::Tolerate,
         Some(Obstacle::WrongSpot) => Help::OtherSpot,
         Some(Obstacle::WrongGpuType) => Help::OtherGpuTypes {
             products: products(snapshot),
+        },
+        Some(Obstacle::PartedGpus) => Help::WholeGpus,
+        Some(Obstacle::LacksDevice) => Help::Provide {
+            what: lacking(snapshot, gang),
         },
         Some(_) | None => Help::AskLess {
             largest: largest(snapshot, gang),
@@ -193,17 +236,30 @@ fn help(snapshot: &Snapshot, gang: &Gang, obstacles: &BTreeMap<Obstacle, u32>) -
 }
 
 fn products(snapshot: &Snapshot) -> BTreeSet<String> {
-    let products = snapshot.nodes.iter().filter_map(|node| node.gpu.as_ref());
+    let products = snapshot.nodes().filter_map(|node| node.gpu.as_ref());
     products.map(|gpu| gpu.product.clone()).collect()
+}
+
+/// What the nodes that would do otherwise have too little of.
+fn lacking(snapshot: &Snapshot, gang: &Gang) -> String {
+    let mut judge = Judge::of(gang);
+    let mut would_do = snapshot
+        .nodes()
+        .filter(|node| judge.room(node) == Err(Obstacle::LacksDevice));
+    let lacking = would_do.find_map(|node| node.allocatable.lacks(&gang.ask));
+    lacking.map(ToString::to_string).unwrap_or_default()
 }
 
 /// The node that could do most for a worker: by GPUs, then memory.
 fn largest(snapshot: &Snapshot, gang: &Gang) -> Resources {
-    let matching = by_name(snapshot)
-        .into_iter()
-        .filter(|node| room(node, gang).is_err_and(|obstacle| obstacle > Obstacle::WrongGpuType));
+    let mut judge = Judge::of(gang);
+    let matching = snapshot.nodes().filter(|node| {
+        judge
+            .room(node)
+            .is_err_and(|obstacle| obstacle > Obstacle::PartedGpus)
+    });
     matching
-        .map(|node| node.allocatable)
+        .map(|node| node.allocatable.clone())
         .max_by_key(|have| (have.gpus.min(gang.ask.gpus), have.memory, have.cpu))
         .unwrap_or_default()
 }
@@ -268,6 +324,16 @@ impl fmt::Display for Help {
                 let products: Vec<&str> = products.iter().map(String::as_str).collect();
                 write!(f, "change gpuTypes: there is {}", products.join(", "))
             }
+            Self::Provide { what } => write!(
+                f,
+                "no node has that much {what}: ask for less of it in the template, or add nodes that have it"
+            ),
+            Self::WholeGpus => f.write_str(
+                "this version gives out whole GPUs: add nodes without MIG and time-slicing",
+            ),
+            Self::NearVolume => f.write_str(
+                "add a node where its volume is: kubectl get pv tells the zone or node in its node affinity",
+            ),
             Self::WaitForReady => f.write_str("it starts when a node is ready"),
             Self::Uncordon => f.write_str("uncordon a node: kubectl uncordon NODE"),
             Self::OtherSelector => f.write_str(

@@ -1,11 +1,12 @@
 //! What a job asks of placement: so many equal workers, and which nodes they may run on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stoke_api::GpuRequest;
 use stoke_api::trainjob::Spot;
 
-use crate::snapshot::{Effect, Node, Resources, Taint};
+use crate::resources::Resources;
+use crate::snapshot::{Effect, Node, Taint};
 
 /// Workers that are placed all together or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,8 +21,12 @@ pub struct Gang {
     pub selector: BTreeMap<String, String>,
     /// A node must satisfy one of them. Empty: every node does.
     pub terms: Vec<Term>,
+    /// The nodes that each of its volumes can be reached from; a node must satisfy one term of every volume.
+    pub volumes: Vec<Vec<Term>>,
     pub tolerations: Vec<Toleration>,
     pub spot: Spot,
+    /// Nodes that are used only where there is no room without them: its workers did not start there of late.
+    pub avoid: BTreeSet<String>,
 }
 
 impl Gang {
@@ -31,6 +36,11 @@ impl Gang {
             .iter()
             .all(|(key, value)| node.labels.get(key) == Some(value));
         labelled && (self.terms.is_empty() || self.terms.iter().any(|term| term.matches(node)))
+    }
+
+    pub(crate) fn reaches_volumes(&self, node: &Node) -> bool {
+        let reached = |terms: &Vec<Term>| terms.iter().any(|term| term.matches(node));
+        self.volumes.iter().all(reached)
     }
 
     pub(crate) fn tolerates(&self, node: &Node) -> bool {

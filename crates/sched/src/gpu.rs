@@ -14,6 +14,8 @@ pub struct GpuModel {
     pub memory: Option<Bytes>,
     /// Made up, to try things out.
     pub simulated: bool,
+    /// What the node counts as GPUs are parts of them: MIG slices, or turns in time.
+    pub parted: bool,
 }
 
 /// True where `gpu` is of the type `asked`.
@@ -113,7 +115,7 @@ mod tests {
         let gpu = GpuModel {
             product: "NVIDIA-A10".to_owned(),
             memory: Some(Bytes::mib(23_028)),
-            simulated: false,
+            ..GpuModel::default()
         };
         assert!(is_of_type("a10-24g", &gpu));
         assert!(!is_of_type("a10-48g", &gpu));
@@ -128,8 +130,8 @@ mod tests {
     fn simulated_gpus_stand_for_any() {
         let gpu = GpuModel {
             product: "simulated".to_owned(),
-            memory: None,
             simulated: true,
+            ..GpuModel::default()
         };
         assert!(is_of_type("a100-80g", &gpu) && is_of_type("h100", &gpu));
     }

@@ -10,10 +10,12 @@ mod explain;
 mod gang;
 mod gpu;
 mod place;
+mod resources;
 mod snapshot;
 
 pub use explain::{Explanation, Help, NoRoom, Obstacle};
 pub use gang::{Gang, Operator, Requirement, Subject, Term, Toleration};
 pub use gpu::{GpuModel, is_of_type};
-pub use place::{Plan, candidates, place};
-pub use snapshot::{Effect, Node, Resources, Snapshot, Taint};
+pub use place::{Plan, candidates, fitting, place};
+pub use resources::{Other, Protocol, Resources};
+pub use snapshot::{Effect, Node, Snapshot, Taint};

@@ -1,84 +1,10 @@
 //! What placement knows of a cluster.
 
 use std::collections::BTreeMap;
-use std::fmt;
-
-use stoke_api::{Bytes, CpuMilli};
+use std::sync::Arc;
 
 use crate::gpu::GpuModel;
-
-/// An amount of everything that is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Resources {
-    pub cpu: CpuMilli,
-    pub memory: Bytes,
-    pub gpus: u32,
-    pub pods: u32,
-}
-
-impl Resources {
-    /// How often `each` fits into this. What asks for nothing of a resource is not bounded by it.
-    pub fn times(self, each: Self) -> u32 {
-        let of = |have: u64, each: u64| have.checked_div(each).unwrap_or(u64::MAX);
-        let times = of(self.cpu.0, each.cpu.0)
-            .min(of(self.memory.0, each.memory.0))
-            .min(of(self.gpus.into(), each.gpus.into()))
-            .min(of(self.pods.into(), each.pods.into()));
-        u32::try_from(times).unwrap_or(u32::MAX)
-    }
-
-    /// What is left; nothing where more is used than there is.
-    pub fn minus(self, used: Self) -> Self {
-        Self {
-            cpu: CpuMilli(self.cpu.0.saturating_sub(used.cpu.0)),
-            memory: Bytes(self.memory.0.saturating_sub(used.memory.0)),
-            gpus: self.gpus.saturating_sub(used.gpus),
-            pods: self.pods.saturating_sub(used.pods),
-        }
-    }
-
-    pub fn plus(self, more: Self) -> Self {
-        Self {
-            cpu: CpuMilli(self.cpu.0.saturating_add(more.cpu.0)),
-            memory: Bytes(self.memory.0.saturating_add(more.memory.0)),
-            gpus: self.gpus.saturating_add(more.gpus),
-            pods: self.pods.saturating_add(more.pods),
-        }
-    }
-
-    /// The larger of each.
-    pub fn max(self, other: Self) -> Self {
-        Self {
-            cpu: self.cpu.max(other.cpu),
-            memory: self.memory.max(other.memory),
-            gpus: self.gpus.max(other.gpus),
-            pods: self.pods.max(other.pods),
-        }
-    }
-}
-
-/// What a worker asks for, for people: `2 GPUs, 4 CPUs and 64 GiB of memory`.
-impl fmt::Display for Resources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = |one: bool| if one { "" } else { "s" };
-        let mut parts = Vec::new();
-        if self.gpus > 0 {
-            parts.push(format!("{} GPU{}", self.gpus, plural(self.gpus == 1)));
-        }
-        if self.cpu > CpuMilli(0) {
-            let cpus = self.cpu.0 as f64 / 1000.0;
-            parts.push(format!("{cpus} CPU{}", plural(self.cpu.0 == 1000)));
-        }
-        if self.memory > Bytes(0) {
-            parts.push(format!("{} of memory", self.memory.human()));
-        }
-        match parts.as_slice() {
-            [] => f.write_str("nothing in particular"),
-            [one] => f.write_str(one),
-            [most @ .., last] => write!(f, "{} and {last}", most.join(", ")),
-        }
-    }
-}
+use crate::resources::Resources;
 
 /// A taint that keeps pods away; those that only prefer it are not here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,29 +41,86 @@ pub struct Node {
 
 impl Node {
     pub fn free(&self) -> Resources {
-        self.allocatable.minus(self.used)
+        self.allocatable.minus(&self.used)
     }
 }
 
-/// The nodes at one instant. Order does not matter: [`crate::place`] goes by name.
+/// The nodes at one instant, by name.
+///
+/// Nodes are shared between snapshots, so that a copy costs a counter a node, and a change the one node that it is of.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Snapshot {
-    pub nodes: Vec<Node>,
+    /// Invariant: in the order of names, each once.
+    nodes: Vec<Arc<Node>>,
 }
 
 impl Snapshot {
+    /// All nodes, in the order of their names.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().map(AsRef::as_ref)
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
     pub fn node(&self, name: &str) -> Option<&Node> {
-        self.nodes.iter().find(|node| node.name == name)
+        let found = self.find(name).ok()?;
+        self.nodes.get(found).map(AsRef::as_ref)
+    }
+
+    /// Adds a node, in place of the one of its name.
+    pub fn put(&mut self, node: Node) {
+        match self.find(&node.name) {
+            Ok(found) => self.nodes[found] = Arc::new(node),
+            Err(place) => self.nodes.insert(place, Arc::new(node)),
+        }
+    }
+
+    pub fn remove(&mut self, name: &str) {
+        if let Ok(found) = self.find(name) {
+            self.nodes.remove(found);
+        }
+    }
+
+    /// Says what is used of a node, if it is there.
+    pub fn set_used(&mut self, name: &str, used: Resources) {
+        if let Ok(found) = self.find(name)
+            && self.nodes[found].used != used
+        {
+            Arc::make_mut(&mut self.nodes[found]).used = used;
+        }
     }
 
     /// The same cluster with nothing running on it.
     pub fn idle(&self) -> Self {
-        let nodes = self.nodes.iter().cloned().map(|node| Node {
-            used: Resources::default(),
-            ..node
-        });
+        let mut idle = self.clone();
+        for node in &mut idle.nodes {
+            if node.used != Resources::default() {
+                Arc::make_mut(node).used = Resources::default();
+            }
+        }
+        idle
+    }
+
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.nodes
+            .binary_search_by(|node| node.name.as_str().cmp(name))
+    }
+}
+
+impl FromIterator<Node> for Snapshot {
+    fn from_iter<I: IntoIterator<Item = Node>>(nodes: I) -> Self {
+        let nodes: BTreeMap<String, Node> = nodes
+            .into_iter()
+            .map(|node| (node.name.clone(), node))
+            .collect();
         Self {
-            nodes: nodes.collect(),
+            nodes: nodes.into_values().map(Arc::new).collect(),
         }
     }
 }

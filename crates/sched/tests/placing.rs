@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use stoke_api::trainjob::Spot;
 use stoke_api::{Bytes, CpuMilli, GpuMilli, GpuRequest, Reason};
 use stoke_sched::{
-    Effect, Explanation, Gang, GpuModel, Help, Node, Obstacle, Operator, Requirement, Resources,
-    Snapshot, Subject, Taint, Term, Toleration, candidates, place,
+    Effect, Explanation, Gang, GpuModel, Help, Node, Obstacle, Operator, Other, Protocol,
+    Requirement, Resources, Snapshot, Subject, Taint, Term, Toleration, candidates, fitting, place,
 };
 
 fn resources(cpu: u64, gib: u64, gpus: u32) -> Resources {
@@ -16,6 +16,7 @@ fn resources(cpu: u64, gib: u64, gpus: u32) -> Resources {
         memory: Bytes::gib(gib),
         gpus,
         pods: 110,
+        ..Resources::default()
     }
 }
 
@@ -51,9 +52,7 @@ fn busy(mut node: Node, used: Resources) -> Node {
 }
 
 fn cluster(nodes: impl IntoIterator<Item = Node>) -> Snapshot {
-    Snapshot {
-        nodes: nodes.into_iter().collect(),
-    }
+    nodes.into_iter().collect()
 }
 
 fn says(snapshot: &Snapshot, gang: &Gang) -> String {
@@ -218,6 +217,97 @@ fn candidates_do_not_depend_on_what_runs() {
     assert_eq!(names, ["b", "c"]);
 }
 
+fn with_others(mut resources: Resources, others: &[(Other, u64)]) -> Resources {
+    resources.others.extend(others.iter().cloned());
+    resources
+}
+
+#[test]
+fn devices_huge_pages_disk_and_ports_are_counted() {
+    let hca = || Other::Named("rdma/hca".into());
+    let port = Other::Port {
+        protocol: Protocol::Tcp,
+        port: 8080,
+    };
+    let with_hca = |name: &str, count: u64| Node {
+        allocatable: with_others(resources(32, 256, 0), &[(hca(), count)]),
+        ..node(name, 0)
+    };
+    let asking = |workers: u32, others: &[(Other, u64)]| Gang {
+        ask: with_others(gang(1, 0).ask, others),
+        ..gang(workers, 0)
+    };
+    let two = cluster([with_hca("a", 2), node("b", 0), with_hca("c", 1)]);
+    assert_eq!(says(&two, &asking(3, &[(hca(), 1)])), "a a c");
+    assert_eq!(
+        says(&two, &asking(2, &[(port.clone(), 1)])),
+        "a b",
+        "one a node"
+    );
+    insta::assert_snapshot!(says(&two, &asking(1, &[(hca(), 3)])), @"NoMatchingNodes: no room for a worker with 4 CPUs and 32 GiB of memory; 3 nodes: 3 lack a device or huge pages it asks for; no node has that much rdma/hca: ask for less of it in the template, or add nodes that have it");
+    let held = cluster([busy(
+        with_hca("a", 2),
+        with_others(Resources::default(), &[(hca(), 2), (port, 1)]),
+    )]);
+    insta::assert_snapshot!(says(&held, &asking(1, &[(hca(), 1)])), @"InsufficientCapacity: no room for a worker with 4 CPUs and 32 GiB of memory; 1 node: 1 lacks a free device, huge page or port it asks for; it starts when enough of the work that runs has ended");
+    let thirsty = Gang {
+        ask: Resources {
+            storage: Bytes::gib(1),
+            ..gang(1, 0).ask
+        },
+        ..gang(1, 0)
+    };
+    insta::assert_snapshot!(says(&cluster([node("a", 0)]), &thirsty), @"NoMatchingNodes: no room for a worker with 4 CPUs and 32 GiB of memory; 1 node: 1 has too little local disk; ask for less: the largest that matches has 32 CPUs and 256 GiB of memory");
+}
+
+#[test]
+fn a_node_that_failed_it_is_used_again_only_where_no_other_fits() {
+    let snapshot = cluster([node("a", 0), node("b", 0)]);
+    let avoiding = |workers, names: &[&str]| Gang {
+        avoid: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..gang(workers, 0)
+    };
+    assert_eq!(says(&snapshot, &avoiding(1, &["a"])), "b");
+    assert_eq!(says(&snapshot, &avoiding(1, &["a", "b"])), "a");
+    let many = says(&snapshot, &avoiding(16, &["a"]));
+    assert_eq!(many.matches('a').count(), 8, "it does not fit on b alone");
+}
+
+#[test]
+fn workers_go_where_their_volumes_are() {
+    let zoned = |name: &str, zone: &str| Node {
+        labels: BTreeMap::from([("zone".to_owned(), zone.to_owned())]),
+        ..node(name, 0)
+    };
+    let snapshot = cluster([zoned("a", "x"), zoned("b", "y")]);
+    let in_zone = |zone: &str| {
+        vec![Term(vec![Requirement {
+            subject: Subject::Label("zone".to_owned()),
+            operator: Operator::In(vec![zone.to_owned()]),
+        }])]
+    };
+    let bound = |volumes| Gang {
+        volumes,
+        ..gang(1, 0)
+    };
+    assert_eq!(says(&snapshot, &bound(vec![in_zone("y")])), "b");
+    insta::assert_snapshot!(says(&snapshot, &bound(vec![in_zone("x"), in_zone("y")])), @"NoMatchingNodes: no room for a worker with 4 CPUs and 32 GiB of memory; 2 nodes: 2 cannot reach one of its volumes; add a node where its volume is: kubectl get pv tells the zone or node in its node affinity");
+}
+
+#[test]
+fn parts_of_gpus_are_not_given_out_as_whole_ones() {
+    let mut sliced = node("a", 8);
+    if let Some(gpu) = &mut sliced.gpu {
+        gpu.parted = true;
+    }
+    insta::assert_snapshot!(says(&cluster([sliced.clone()]), &gang(1, 1)), @"NoMatchingNodes: no room for a worker with 1 GPU, 4 CPUs and 32 GiB of memory; 1 node: 1 gives its GPUs out in parts; this version gives out whole GPUs: add nodes without MIG and time-slicing");
+    assert_eq!(
+        says(&cluster([sliced]), &gang(1, 0)),
+        "a",
+        "its CPUs are as good as any"
+    );
+}
+
 fn any_resources(scale: u64) -> impl Strategy<Value = Resources> {
     (
         0..=8 * scale,
@@ -230,6 +320,7 @@ fn any_resources(scale: u64) -> impl Strategy<Value = Resources> {
             memory: Bytes::gib(memory),
             gpus,
             pods,
+            ..Resources::default()
         })
 }
 
@@ -243,7 +334,7 @@ fn any_node(name: usize) -> impl Strategy<Value = Node> {
     (any_resources(4), any_resources(3), flags).prop_map(
         move |(allocatable, used, (ready, schedulable, tainted, big))| Node {
             name: format!("n{name}"),
-            allocatable,
+            allocatable: allocatable.clone(),
             used,
             ready,
             schedulable,
@@ -271,15 +362,15 @@ fn any_node(name: usize) -> impl Strategy<Value = Node> {
 fn any_cluster() -> impl Strategy<Value = Snapshot> {
     (0_usize..6)
         .prop_flat_map(|count| (0..count).map(any_node).collect::<Vec<_>>())
-        .prop_map(|nodes| Snapshot { nodes })
+        .prop_map(Snapshot::from_iter)
 }
 
 fn any_gang() -> impl Strategy<Value = Gang> {
     (1_u32..6, any_resources(1), any::<bool>(), any::<bool>()).prop_map(
         |(workers, ask, typed, selecting)| Gang {
             workers,
-            ask: Resources { pods: 1, ..ask },
             gpus: GpuRequest::Whole(ask.gpus),
+            ask: Resources { pods: 1, ..ask },
             gpu_types: if typed {
                 vec!["h100".to_owned()]
             } else {
@@ -322,32 +413,37 @@ proptest! {
     fn nothing_is_overcommitted_and_no_gang_is_split(snapshot in any_cluster(), gang in any_gang()) {
         let answer = place(&snapshot, &gang);
         prop_assert_eq!(&answer, &place(&snapshot, &gang), "the same question has the same answer");
-        let mut shuffled = snapshot.clone();
-        shuffled.nodes.reverse();
-        prop_assert_eq!(&answer, &place(&shuffled, &gang), "in whatever order nodes are told");
-        let mut left = snapshot.clone();
+        let mut nodes: Vec<Node> = snapshot.nodes().cloned().collect();
+        nodes.reverse();
+        let mut told = Snapshot::default();
+        nodes.iter().cloned().for_each(|node| told.put(node));
+        prop_assert_eq!(&snapshot, &told, "in whatever order nodes are told");
+        let fits = fitting(&snapshot, &gang);
+        prop_assert_eq!(answer.is_ok(), fits == gang.workers);
+        let mut left = nodes;
         match answer {
             Ok(plan) => {
                 prop_assert_eq!(plan.nodes.len() as u32, gang.workers);
                 for name in &plan.nodes {
-                    let node = left.nodes.iter_mut().find(|node| node.name == *name).expect("a node there is");
+                    let node = left.iter_mut().find(|node| node.name == *name).expect("a node there is");
                     prop_assert!(takes(node, &gang), "{} has no room", name);
-                    node.used = node.used.plus(gang.ask);
+                    node.used.add(&gang.ask);
                 }
             }
             Err(Explanation::NoRoom(why)) => {
                 // Greedy filling by an independent check must fail too: workers are equal, so it is exact.
                 let mut placed = 0;
-                for node in &mut left.nodes {
+                for node in &mut left {
                     while takes(node, &gang) && placed < gang.workers {
-                        node.used = node.used.plus(gang.ask);
+                        node.used.add(&gang.ask);
                         placed += 1;
                     }
                 }
                 prop_assert!(placed < gang.workers, "there was room");
                 prop_assert_eq!(placed, why.fitting);
-                prop_assert_eq!(why.nodes as usize, snapshot.nodes.len());
-                let without = snapshot.nodes.iter().filter(|node| !takes(node, &gang)).count();
+                prop_assert_eq!(placed, fits);
+                prop_assert_eq!(why.nodes as usize, snapshot.len());
+                let without = snapshot.nodes().filter(|node| !takes(node, &gang)).count();
                 prop_assert_eq!(why.obstacles.values().sum::<u32>() as usize, without, "each node is counted once");
                 let idle = place(&snapshot.idle(), &gang);
                 match why.help {

@@ -125,6 +125,12 @@ pub struct Attempt {
     /// Memory of each worker, and how it was chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Sizing>,
+    /// Local disk each worker may use at most, where its template does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Bytes>,
+    /// Nodes on which workers did not start. The next attempts go elsewhere for a while, where they can.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub avoid: Vec<String>,
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,

@@ -4,9 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use k8s_openapi::api::core::v1::Event;
-use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::Client;
 
 use crate::clock;
 use crate::jobs::{self, event_time};
@@ -52,18 +50,13 @@ async fn describe(client: &Client, namespace: &str, target: &Target) -> anyhow::
         .get(&target.name)
         .await
         .with_context(|| format!("cannot get {}/{}", kind.singular(), target.name))?;
-    let events: Api<Event> = Api::all(client.clone());
-    let mut events = events
-        .list(&ListParams::default())
-        .await
-        .context("cannot list events")?
-        .items;
-    events.retain(|event| {
-        let about = &event.involved_object;
-        about.kind.as_deref() == Some(&kind.resource.kind)
-            && about.name.as_deref() == Some(&target.name)
-            && (!kind.is_namespaced || about.namespace.as_deref() == Some(namespace))
-    });
+    let about = format!(
+        "involvedObject.kind={},involvedObject.name={}",
+        kind.resource.kind, target.name
+    );
+    // Events about what has no namespace are kept in one that is not always the same.
+    let of = kind.is_namespaced.then_some(namespace);
+    let mut events = jobs::events(client, of, &about).await?;
     events.sort_by_key(event_time);
     let value = serde_json::to_value(&object)?;
     render::describe::object(&value, &events, clock::now())

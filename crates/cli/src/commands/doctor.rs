@@ -1,5 +1,6 @@
-//! `stoke doctor`: what this machine can and cannot do, and what to do about it. Works without an engine.
+//! `stoke doctor`: what this machine, or a cluster, can and cannot do, and what to do about it. Works without an engine.
 
+mod cluster;
 mod engine;
 mod machine;
 mod tools;
@@ -10,20 +11,23 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::args::DataFormat;
+use crate::args::{DataFormat, WorldArgs};
+use crate::data_dir::DataDir;
 use crate::failure::Exit;
 use crate::render::object;
 use crate::session::Session;
 use crate::terminal::{self, BOLD, CYAN, mood, paint};
+use crate::world::Named;
 
 const EXAMPLES: &str = "\
 Examples:
   stoke doctor
-  stoke doctor -o json";
+  stoke doctor -o json
+  stoke doctor --context prod-eu          of a cluster instead: is Stokehold there, what may I do";
 
 /// Tell what this machine can and cannot do, and what to do about it
 ///
-/// Ends with 1 if something is missing that jobs need.
+/// With --context or --kubeconfig it tells that of a cluster. Ends with 1 if something is missing that jobs need.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -100,12 +104,27 @@ impl Finding {
     }
 }
 
-pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
+/// Is it a cluster that is asked about? kubectl always means one.
+pub fn is_of_cluster(world: &WorldArgs) -> bool {
+    let asked = world.asked();
+    asked.names_cluster || (asked.is_plugin && asked.data_dir != Named::ByFlag)
+}
+
+pub async fn run(args: Args, session: Session, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let mut findings = machine::findings();
     findings.extend(tools::findings());
-    findings.extend(engine::findings(&session).await);
+    findings.extend(engine::findings(&session, &data_dir).await);
+    print(&args, &findings)
+}
+
+pub async fn run_on_cluster(args: Args, session: Session) -> anyhow::Result<ExitCode> {
+    let findings = cluster::findings(&session).await?;
+    print(&args, &findings)
+}
+
+fn print(args: &Args, findings: &[Finding]) -> anyhow::Result<ExitCode> {
     let text = match args.output {
-        None => render(&findings),
+        None => render(findings),
         Some(DataFormat::Json) => object::json(&findings)?,
         Some(DataFormat::Yaml) => object::yaml(&findings)?,
     };

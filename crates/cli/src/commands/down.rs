@@ -10,7 +10,6 @@ use crate::data_dir::DataDir;
 use crate::engine::shims;
 use crate::failure::{Exit, Failure};
 use crate::render;
-use crate::session::Session;
 use crate::terminal;
 
 const EXAMPLES: &str = "\
@@ -36,8 +35,8 @@ pub struct Args {
 /// An engine that was asked to end has nothing to wait for; one that has not ended by then is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
-    let data_dir = &session.data_dir;
+pub async fn run(args: Args, data_dir: DataDir) -> anyhow::Result<ExitCode> {
+    let data_dir = &data_dir;
     match data_dir.holder()? {
         Some(pid) => {
             stop_engine(data_dir, pid).await?;

@@ -32,7 +32,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// jobs, pods, nodes, queues, datasets, events, or any kind the engine serves; several with commas
+    /// jobs, pods, nodes, queues, datasets, events, or any kind that is served; several with commas
     #[arg(default_value = "jobs", value_name = "KIND")]
     kind: String,
     /// Only these
@@ -57,6 +57,9 @@ pub struct Args {
 
 /// What the server is asked to answer with.
 const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+
+/// The version to go on from is too old.
+const GONE: u16 = 410;
 
 /// Objects asked for in one answer.
 const PAGE: u32 = 500;
@@ -268,8 +271,15 @@ impl Get {
                     | WatchEvent::Modified(table)
                     | WatchEvent::Deleted(table) => table,
                     WatchEvent::Bookmark(mark) => {
-                        version = mark.metadata.resource_version;
+                        if !mark.metadata.resource_version.is_empty() {
+                            version = mark.metadata.resource_version;
+                        }
                         continue;
+                    }
+                    // The server forgot where we were: what is there now comes first, then what changes.
+                    WatchEvent::Error(status) if status.code == GONE => {
+                        version.clear();
+                        break;
                     }
                     WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
                 };
@@ -406,6 +416,10 @@ impl Get {
                     | WatchEvent::Modified(value)
                     | WatchEvent::Deleted(value) => value,
                     WatchEvent::Bookmark(_) => continue,
+                    WatchEvent::Error(status) if status.code == GONE => {
+                        version.clear();
+                        break;
+                    }
                     WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
                 };
                 if let Some(seen) = value["metadata"]["resourceVersion"].as_str() {

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::session::Session;
+use crate::data_dir::DataDir;
 use crate::terminal;
+use crate::world;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,10 +19,10 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Args {}
 
-pub fn run(_: Args, session: &Session) -> anyhow::Result<ExitCode> {
-    let path = session.data_dir.kubeconfig();
+pub fn run(_: Args, data_dir: &DataDir) -> anyhow::Result<ExitCode> {
+    let path = data_dir.kubeconfig();
     if !path.exists() {
-        return Err(session.no_engine().into());
+        return Err(world::no_engine(data_dir, "").into());
     }
     writeln!(terminal::stdout(), "{}", path.display())?;
     Ok(ExitCode::SUCCESS)

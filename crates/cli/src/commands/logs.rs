@@ -173,8 +173,9 @@ async fn of_pod(
     let (sender, mut receiver) = tokio::sync::mpsc::channel(64);
     tokio::spawn(follow::Lines::of(&pod, opening).follow(session.clone(), sender, Arc::default()));
     while let Some(happening) = receiver.recv().await {
-        if let Happening::Line(line) = happening {
-            printer.print(&mut terminal::raw_stdout(), &line)?;
+        match happening {
+            Happening::Line(line) => printer.print(&mut terminal::raw_stdout(), &line)?,
+            other => print::interruption(name, &other, session)?,
         }
     }
     Ok(ExitCode::SUCCESS)

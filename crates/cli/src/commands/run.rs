@@ -30,7 +30,8 @@ Examples:
   stoke run --framework torch --workers 2 --gpus 4 -- python train.py
   stoke run job.yaml
   stoke run --detach job.yaml
-  stoke run --dry-run --gpus 1 -- python train.py > job.yaml";
+  stoke run --dry-run --gpus 1 -- python train.py > job.yaml
+  stoke --context prod-eu run --image acme/vision:1.4 --gpus 8 -- python train.py";
 
 /// Run a job, follow it, and end with its result
 ///
@@ -38,9 +39,10 @@ Examples:
 /// what happens to it goes to stderr, and the exit code is its own. Ctrl-C leaves it running and says how to come back.
 ///
 /// On one machine the command runs with your own tools: your PATH, your virtual environment, your directory (for a file:
-/// the file's directory), unless the job says otherwise.
+/// the file's directory), unless the job says otherwise. On a cluster it runs in its image, and nothing of your shell is
+/// passed.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES, override_usage = "stoke run [OPTIONS] FILE...\n       stoke run [OPTIONS] -- COMMAND [ARGUMENT...]")]
+#[command(after_help = EXAMPLES, override_usage = usage("stoke"))]
 pub struct Args {
     /// Files with jobs and what they need, YAML or JSON; - is stdin
     #[arg(
@@ -82,6 +84,15 @@ pub struct JobArgs {
     /// Its name [default: from the command, with a random end]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// The image it runs in; needed on a cluster, not used on one machine
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// A secret to pull the image with
+    #[arg(long, value_name = "NAME")]
+    image_pull_secret: Vec<String>,
+    /// The service account its pods have
+    #[arg(long, value_name = "NAME")]
+    service_account: Option<String>,
     /// How workers find each other: torch, mpi, tensorflow, jax or plain
     #[arg(long, value_parser = word::<Framework>, value_name = "NAME")]
     framework: Option<Framework>,
@@ -142,6 +153,13 @@ fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
+/// The two ways to call it, under the name we go by.
+pub fn usage(program: &str) -> String {
+    format!(
+        "{program} run [OPTIONS] FILE...\n       {program} run [OPTIONS] -- COMMAND [ARGUMENT...]"
+    )
+}
+
 /// What is to be run.
 enum Work {
     Files(Vec<Source>),
@@ -187,6 +205,9 @@ impl JobArgs {
     fn first_set(&self) -> Option<&'static str> {
         let set = [
             ("--name", self.name.is_some()),
+            ("--image", self.image.is_some()),
+            ("--image-pull-secret", !self.image_pull_secret.is_empty()),
+            ("--service-account", self.service_account.is_some()),
             ("--framework", self.framework.is_some()),
             ("--workers", self.workers.is_some()),
             ("--gpus", self.gpus.is_some()),
@@ -213,10 +234,15 @@ impl JobArgs {
 pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
     let caller = if args.bare {
         Caller::nobody()
+    } else if session.is_cluster() {
+        Caller::this_process()?.seen_from_afar()
     } else {
         Caller::this_process()?
     };
     let submission = Submission::prepare(args.meaning(&caller)?, &caller)?;
+    if session.is_cluster() {
+        submission.require_images(&session.place())?;
+    }
     if args.dry_run {
         submission.check()?;
         let text = match args.output {

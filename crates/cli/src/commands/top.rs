@@ -1,5 +1,6 @@
 //! `stoke top`: what is used now, against which limit; live on a terminal, a table elsewhere.
 
+mod metrics;
 mod screen;
 
 use std::io::Write;
@@ -14,9 +15,11 @@ use stoke_api::TrainJob;
 use stoke_api::names::JOB_LABEL;
 
 use crate::clock;
+use crate::failure;
 use crate::render::top::{self, Picture};
 use crate::session::Session;
 use crate::terminal;
+use crate::world::Place;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,7 +28,8 @@ Examples:
 
 /// Show what jobs use: memory against limits, CPU, GPUs
 ///
-/// On a terminal it is live; q leaves. Of each job the worker nearest to its memory limit is shown.
+/// On a terminal it is live; q leaves. Of each job the worker nearest to its memory limit is shown. On a cluster the figures
+/// are those of its metrics API.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -37,14 +41,25 @@ pub struct Args {
     all_namespaces: bool,
 }
 
-/// The node measures every few seconds; looking more often shows nothing new.
+/// The engine's node measures every few seconds; looking more often shows nothing new.
 const EVERY: Duration = Duration::from_secs(1);
+/// A cluster's metrics are renewed a few times a minute, and it has others to serve.
+const EVERY_ON_CLUSTER: Duration = Duration::from_secs(5);
+
+/// How often the live picture is drawn anew, and whose it is.
+struct Rhythm {
+    every: Duration,
+    place: Place,
+}
 
 pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
     let client = session.client().await?;
     let namespace = (!args.all_namespaces).then(|| session.namespace.clone());
-    let first = look(&client, namespace.as_deref()).await?;
+    let (first, gaps) = look(&client, &session, namespace.as_deref()).await?;
     if args.once || !terminal::stdout_is_terminal() {
+        for gap in gaps {
+            terminal::talk(format_args!("{gap}"));
+        }
         write!(
             terminal::stdout(),
             "{}",
@@ -52,15 +67,33 @@ pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    screen::run(first, async || {
+    let rhythm = Rhythm {
+        every: if session.is_cluster() {
+            EVERY_ON_CLUSTER
+        } else {
+            EVERY
+        },
+        place: session.place(),
+    };
+    screen::run(first, rhythm, async || {
         // A new client each time it fails: the engine may have been restarted at another address.
-        look(&session.client().await?, namespace.as_deref()).await
+        let client = session.client().await?;
+        let (picture, _) = look(&client, &session, namespace.as_deref()).await?;
+        Ok(picture)
     })
     .await?;
+    for gap in gaps {
+        terminal::talk(format_args!("{gap}"));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn look(client: &Client, namespace: Option<&str>) -> anyhow::Result<Picture> {
+/// What can be seen, and a sentence for each part of it that cannot.
+async fn look(
+    client: &Client,
+    session: &Session,
+    namespace: Option<&str>,
+) -> anyhow::Result<(Picture, Vec<String>)> {
     let (jobs, pods): (Api<TrainJob>, Api<Pod>) = match namespace {
         Some(namespace) => (
             Api::namespaced(client.clone(), namespace),
@@ -68,19 +101,35 @@ async fn look(client: &Client, namespace: Option<&str>) -> anyhow::Result<Pictur
         ),
         None => (Api::all(client.clone()), Api::all(client.clone())),
     };
+    // What the server has in memory is new enough to look at, and costs it least.
+    let everything = ListParams::default().match_any();
+    let of_jobs = everything.clone().labels(JOB_LABEL);
     let nodes: Api<Node> = Api::all(client.clone());
-    let everything = ListParams::default();
-    let of_jobs = ListParams::default().labels(JOB_LABEL);
-    let (jobs, pods, nodes) = tokio::try_join!(
-        jobs.list(&everything),
-        pods.list(&of_jobs),
-        nodes.list(&everything)
-    )
-    .context("cannot look at the engine")?;
-    Ok(top::picture(
-        &jobs.items,
-        &pods.items,
-        &nodes.items,
-        clock::now(),
-    ))
+    let nodes = async {
+        match nodes.list(&everything).await {
+            Err(error) if failure::is_forbidden(&error) => Ok(None),
+            nodes => nodes.map(|nodes| Some(nodes.items)),
+        }
+    };
+    let (jobs, pods, nodes) = tokio::try_join!(jobs.list(&everything), pods.list(&of_jobs), nodes)
+        .context("cannot see what is used")?;
+    let mut pods = pods.items;
+    let mut gaps = Vec::new();
+    let mut nodes = nodes.unwrap_or_else(|| {
+        gaps.push("nodes are left out: you may not list them".to_owned());
+        Vec::new()
+    });
+    if session.is_cluster() {
+        // Of a thousand nodes those are of interest that jobs are on.
+        nodes.retain(|node| pods.iter().any(|pod| top::is_on(pod, node)));
+        if let Err(why) = metrics::lay_over(client, namespace, &mut pods).await {
+            gaps.push(format!("use is not known, only limits: {why}"));
+        }
+    }
+    if jobs.items.is_empty() {
+        let place = namespace.map(|namespace| format!(" in namespace {namespace}"));
+        gaps = vec![format!("no jobs{}", place.unwrap_or_default())];
+    }
+    let picture = top::picture(&jobs.items, &pods, &nodes, clock::now());
+    Ok((picture, gaps))
 }

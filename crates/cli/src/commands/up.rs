@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use crate::data_dir::{DataDir, EngineRecord};
 use crate::engine::{self, EngineOptions};
 use crate::failure::{Exit, Failure};
-use crate::session::Session;
 use crate::terminal::{self, BOLD, paint};
 
 const EXAMPLES: &str = "\
@@ -39,8 +38,7 @@ pub struct Args {
     behind: bool,
 }
 
-pub fn run(args: Args, session: &Session) -> anyhow::Result<ExitCode> {
-    let data_dir = &session.data_dir;
+pub fn run(args: Args, data_dir: &DataDir) -> anyhow::Result<ExitCode> {
     if let Some(address) = args.listen {
         listen::refuse_others(address)?;
     }

@@ -138,7 +138,16 @@ impl Lines {
             };
             let mut stream = match self.open(&pods, !was_over).await {
                 Ok(stream) => Box::pin(stream),
-                Err(error) if failure::is_engine_away(&error) => return Ended::Away,
+                Err(error) if failure::is_away(&error) => return Ended::Away,
+                Err(error) if failure::is_forbidden(&error) => {
+                    let unreadable = Happening::Unreadable {
+                        pod: self.pod.clone(),
+                        error: Box::new(error),
+                    };
+                    // Whether or not anyone listens, nothing more will come.
+                    let _ = sender.send(unreadable).await;
+                    return Ended::Over;
+                }
                 // Cleared away, or over without having printed anything.
                 Err(_) if was_over => return Ended::Over,
                 Err(_) => {

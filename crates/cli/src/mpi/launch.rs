@@ -8,7 +8,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -197,20 +197,19 @@ fn gather(
 /// Starts mpirun, told through its environment what is not in the user's own.
 fn mpirun(args: &Args, gang: &Gang, scratch: &Path) -> Result<Child, LaunchError> {
     let hostfile = scratch.join("hosts");
-    let agent = scratch.join("stoke");
     let own_name = rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .into_owned();
     fs::write(&hostfile, gang.hostfile(&own_name, args.slots)).map_err(LaunchError::Prepare)?;
-    // mpirun splits the agent at blanks and colons; wherever the binary is, this path has none.
     let exe = std::env::current_exe().map_err(LaunchError::Prepare)?;
-    symlink(exe, &agent).map_err(LaunchError::Prepare)?;
-    let plain = |path: &Path| match path.to_str() {
-        Some(text) if !text.contains([' ', '\t', ':']) => Ok(text.to_owned()),
-        _ => Err(LaunchError::Path(path.display().to_string())),
+    // Each daemon of mpirun looks for the agent too, though it calls nobody: the path must be there in every pod, as the binary's own is.
+    // Only where mpirun would split that at a blank or a colon is it another, which pods of one machine share.
+    let agent = match plain(&exe) {
+        Ok(own) => own,
+        Err(_) => plain(&linked(&exe, scratch)?)?,
     };
-    let agent = format!("{} mpi rsh", plain(&agent)?);
+    let agent = format!("{agent} mpi rsh");
     let hostfile = plain(&hostfile)?;
 
     let slots = args.slots.saturating_mul(gang.hosts.len() as u32);
@@ -228,6 +227,20 @@ fn mpirun(args: &Args, gang: &Gang, scratch: &Path) -> Result<Child, LaunchError
     // second it gives up without ending its ranks.
     command.process_group(0);
     command.spawn().map_err(LaunchError::Mpirun)
+}
+
+/// A path that mpirun does not split.
+fn plain(path: &Path) -> Result<String, LaunchError> {
+    match path.to_str() {
+        Some(text) if !text.contains([' ', '\t', ':']) => Ok(text.to_owned()),
+        _ => Err(LaunchError::Path(path.display().to_string())),
+    }
+}
+
+fn linked(exe: &Path, scratch: &Path) -> Result<PathBuf, LaunchError> {
+    let link = scratch.join("stoke");
+    symlink(exe, &link).map_err(LaunchError::Prepare)?;
+    Ok(link)
 }
 
 /// Sends signals on to mpirun until it has ended.

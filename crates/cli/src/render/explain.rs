@@ -67,7 +67,7 @@ fn headline(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> String {
     );
     if view.job.status.is_none() {
         text.push_str(
-            "Nobody has looked at it yet; that takes less than a second while the engine runs.\n",
+            "Nobody has looked at it yet; that takes a second or two while the engine or the operator runs.\n",
         );
     }
     let why = [status.reason.as_str(), status.message.as_str()];
@@ -265,7 +265,7 @@ fn about_code(code: i32) -> Option<String> {
             "135 is a bus error: often /dev/shm is full; fewer data-loading workers need less of it"
         }
         137 => {
-            "137 means it was killed, but not for memory by the engine: look at the machine's own log (dmesg)"
+            "137 means it was killed, but not for its own memory limit: look at the machine's own log (dmesg)"
         }
         139 => "139 is a segmentation fault in native code",
         143 => "143 means it was asked to stop from outside",
@@ -371,7 +371,7 @@ mod tests {
         fresh.status = None;
         insta::assert_snapshot!(told(fresh), @"
         resnet50 waits in the queue.
-        Nobody has looked at it yet; that takes less than a second while the engine runs.
+        Nobody has looked at it yet; that takes a second or two while the engine or the operator runs.
 
         What happened
              10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all

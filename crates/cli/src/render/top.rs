@@ -179,12 +179,14 @@ fn gpus_of(pod: &Pod) -> Option<u64> {
     limit_of::<Bytes>(pod, GPU_RESOURCE).map(|count| count.0)
 }
 
+pub fn is_on(pod: &Pod, node: &Node) -> bool {
+    let place = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    place.is_some() && place == node.metadata.name.as_deref()
+}
+
 fn node_row(node: &Node, pods: &[&Pod]) -> NodeRow {
     let name = node.name_any();
-    let here: Vec<&&Pod> = pods
-        .iter()
-        .filter(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name))
-        .collect();
+    let here: Vec<&&Pod> = pods.iter().filter(|pod| is_on(pod, node)).collect();
     let allocatable = node
         .status
         .as_ref()
@@ -292,10 +294,11 @@ pub fn plain(picture: &Picture, with_namespace: bool) -> String {
         }
         jobs.push(cells);
     }
-    if jobs.is_empty() {
-        nodes.text()
-    } else {
-        format!("{}\n{}", nodes.text(), jobs.text())
+    match (picture.nodes.is_empty(), jobs.is_empty()) {
+        (true, true) => String::new(),
+        (false, true) => nodes.text(),
+        (true, false) => jobs.text(),
+        (false, false) => format!("{}\n{}", nodes.text(), jobs.text()),
     }
 }
 

@@ -8,3 +8,4 @@ mod gang;
 mod kubectl;
 mod memory;
 mod support;
+mod worlds;

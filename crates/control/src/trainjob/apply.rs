@@ -6,6 +6,7 @@ use futures::StreamExt as _;
 use futures::TryStreamExt as _;
 use futures::stream;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Secret, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::response::Status;
 use kube::runtime::events::{Event, EventType};
@@ -14,12 +15,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use stoke_api::TrainJob;
-use stoke_api::names::pod_name;
+use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL, pod_name};
 use stoke_api::trainjob::TrainJobStatus;
 use uuid::Uuid;
 
 use super::children;
 use super::plan::{Action, Telling};
+use super::refusal::{Cause, Refusal};
+use crate::guard::is_fenced;
 use crate::hub::Hub;
 use crate::mirror::Key;
 
@@ -34,9 +37,12 @@ pub enum ApplyError {
     Conflict,
     #[error("the job is no more")]
     Gone,
-    /// The API server will not have it. The message is the server's, for the job's author.
-    #[error("{message}")]
-    Refused { message: String },
+    /// The API server will not have it: the job's author is told.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// Another may lead by now.
+    #[error("nothing may be written")]
+    Fenced,
     #[error("could not {what}")]
     Failed {
         what: String,
@@ -71,10 +77,8 @@ pub async fn write_status(
         }
         Err(kube::Error::Api(status)) if status.code == 404 => Err(ApplyError::Gone),
         Err(kube::Error::Api(status)) if status.code == 409 => Err(ApplyError::Conflict),
-        Err(source) => Err(ApplyError::Failed {
-            what: "write the job's status".to_owned(),
-            source,
-        }),
+        // What is wrong with a status cannot be told in it.
+        Err(source) => Err(failed("write the job's status", source)),
     }
 }
 
@@ -99,22 +103,41 @@ fn difference(before: &Value, after: &Value) -> Option<Value> {
 }
 
 /// Does the actions in their order; pods are created, and deleted, several at once.
-pub async fn carry_out(hub: &Hub, job: &TrainJob, actions: Vec<Action>) -> Result<(), ApplyError> {
+///
+/// What is refused while the pods of `attempt` are being made stands in the way of all of them.
+pub async fn carry_out(
+    hub: &Hub,
+    job: &TrainJob,
+    attempt: u32,
+    actions: Vec<Action>,
+) -> Result<(), ApplyError> {
+    let of_attempt = |error| match error {
+        ApplyError::Refused(refusal) => ApplyError::Refused(refusal.of_attempt(attempt)),
+        error => error,
+    };
     let mut creations = Vec::new();
     let mut deletions = Vec::new();
     let mut later = Vec::new();
     for action in actions {
         match action {
             Action::EnsureClaim(claim) => {
-                ensure(hub, job, "claim", claim.as_ref()).await?;
+                let ensured = ensure(hub, job, "claim", claim.as_ref()).await;
+                ensured.map_err(of_attempt)?;
             }
             Action::EnsureSecret { .. } => {
                 // Two random identifiers: 244 bits that nobody can guess.
                 let token = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
-                let secret: Secret = children::secret(job, token);
-                ensure(hub, job, "secret", &secret).await?;
+                let created = create_secret(hub, job, &children::secret(job, token)).await;
+                created.map_err(of_attempt)?;
             }
-            Action::EnsureService(service) => ensure_service(hub, job, &service).await?,
+            Action::EnsurePolicy(policy) => {
+                let ensured = ensure(hub, job, "network policy", policy.as_ref()).await;
+                ensured.map_err(of_attempt)?;
+            }
+            Action::EnsureService(service) => {
+                let ensured = ensure_service(hub, job, &service).await;
+                ensured.map_err(of_attempt)?;
+            }
             Action::CreatePod(pod) => creations.push(pod),
             Action::DeletePod { name, uid } => deletions.push((name, uid)),
             action @ (Action::DeleteJob { .. } | Action::Tell(_)) => later.push(action),
@@ -124,7 +147,8 @@ pub async fn carry_out(hub: &Hub, job: &TrainJob, actions: Vec<Action>) -> Resul
     creations
         .buffer_unordered(POD_WRITES_MAX)
         .try_collect::<()>()
-        .await?;
+        .await
+        .map_err(of_attempt)?;
     let deletions = deletions
         .into_iter()
         .map(|(name, uid)| delete_pod(hub, job, name, uid));
@@ -143,9 +167,29 @@ pub async fn carry_out(hub: &Hub, job: &TrainJob, actions: Vec<Action>) -> Resul
 }
 
 async fn create_pod(hub: &Hub, job: &TrainJob, pod: Box<Pod>) -> Result<(), ApplyError> {
-    let pod = ensure(hub, job, "pod", pod.as_ref()).await?;
-    hub.wrote(pod);
+    let found = ensure(hub, job, "pod", pod.as_ref()).await?;
+    if !is_the_same(&pod, &found) {
+        return Err(taken("pod", &pod.name_any()));
+    }
+    hub.wrote(found);
     Ok(())
+}
+
+/// Is what was found under a pod's name the pod that was to be made, the same worker of the same attempt? One that a leader before us, or
+/// a request that we gave up on, has made is as good as our own. That the job owns it, and not one of its name, is known by now.
+fn is_the_same(wanted: &Pod, found: &Pod) -> bool {
+    let labels = [JOB_LABEL, ATTEMPT_LABEL, RANK_LABEL];
+    labels
+        .iter()
+        .all(|label| wanted.labels().get(*label) == found.labels().get(*label))
+}
+
+fn taken(kind: &str, name: &str) -> ApplyError {
+    ApplyError::Refused(Refusal {
+        cause: Cause::Other,
+        message: format!("{kind} {name} is there already and is not of this job; it must go first"),
+        attempt: None,
+    })
 }
 
 /// Creates a child, or finds the one that an earlier turn created.
@@ -162,27 +206,34 @@ where
     match api.create(&PostParams::default(), child).await {
         Ok(created) => Ok(created),
         Err(kube::Error::Api(status)) if is_already_there(&status) => {
-            let found = api
-                .get(&name)
-                .await
-                .map_err(|error| refused(&format!("read {kind} {name}"), error))?;
+            let found = api.get_opt(&name).await;
+            let found = found.map_err(|error| refused(&format!("read {kind} {name}"), error))?;
+            // There and gone again: it is made in the next turn.
+            let found = found.ok_or(ApplyError::Conflict)?;
             let owners = found.owner_references();
-            // One that nobody owns was put there by someone on purpose; a pod never is.
-            let unowned = owners.is_empty() && kind != "pod";
-            if unowned
-                || owners
-                    .iter()
-                    .any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
-            {
+            // One that nobody owns was put there by someone on purpose; but a pod never is, and a Service of ours changes with the attempt.
+            let unowned = owners.is_empty() && !matches!(kind, "pod" | "service");
+            let ours = |owner: &OwnerReference| Some(&owner.uid) == job.metadata.uid.as_ref();
+            if unowned || owners.iter().any(ours) {
                 Ok(found)
             } else {
-                let message = format!(
-                    "{kind} {name} is there already and belongs to another job; it must go first"
-                );
-                Err(ApplyError::Refused { message })
+                Err(taken(kind, &name))
             }
         }
         Err(error) => Err(refused(&format!("create {kind} {name}"), error)),
+    }
+}
+
+/// Nobody else has a secret of this name, so one that is there is ours: we need not be allowed to read secrets.
+async fn create_secret(hub: &Hub, job: &TrainJob, secret: &Secret) -> Result<(), ApplyError> {
+    let api: Api<Secret> = Api::namespaced(hub.client.clone(), job.namespace());
+    match api.create(&PostParams::default(), secret).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if is_already_there(&status) => Ok(()),
+        Err(error) => Err(refused(
+            &format!("create secret {}", secret.name_any()),
+            error,
+        )),
     }
 }
 
@@ -198,11 +249,16 @@ async fn ensure_service(hub: &Hub, job: &TrainJob, service: &Service) -> Result<
     }
     let api: Api<Service> = Api::namespaced(hub.client.clone(), job.namespace());
     let name = service.name_any();
-    let patch = Patch::Merge(json!({"spec": {"selector": selector(service)}}));
-    let patched = api.patch(&name, &PatchParams::default(), &patch).await;
-    patched
-        .map(drop)
-        .map_err(|error| refused(&format!("change service {name}"), error))
+    // On condition that it is as it was found: a request that is carried out late must not bring an old attempt's names back.
+    let patch = Patch::Merge(json!({
+        "metadata": {"resourceVersion": found.metadata.resource_version},
+        "spec": {"selector": selector(service)},
+    }));
+    match api.patch(&name, &PatchParams::default(), &patch).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Err(ApplyError::Conflict),
+        Err(error) => Err(refused(&format!("change service {name}"), error)),
+    }
 }
 
 async fn delete_pod(
@@ -248,11 +304,7 @@ async fn delete_job(hub: &Hub, job: &TrainJob, uid: String) -> Result<(), ApplyE
 /// An Event that cannot be written is told in the log and not tried again: the job's status says the same.
 async fn tell(hub: &Hub, job: &TrainJob, telling: Telling) {
     let event = Event {
-        type_: if telling.warning {
-            EventType::Warning
-        } else {
-            EventType::Normal
-        },
+        type_: EventType::Warning,
         reason: telling.reason,
         note: Some(telling.message.chars().take(NOTE_LENGTH_MAX).collect()),
         action: "Reconcile".to_owned(),
@@ -284,17 +336,29 @@ fn first_pod(job: &TrainJob) -> Option<ObjectReference> {
     })
 }
 
-/// The server's word goes to the job's author; silence goes to the log.
+/// The server's word about what we asked for goes to the job's author; that it is in trouble itself, or that it does not know us, goes to
+/// the log and is no matter of the job's.
 fn refused(what: &str, error: kube::Error) -> ApplyError {
     match error {
-        kube::Error::Api(status) => ApplyError::Refused {
-            message: format!("could not {what}: {}", status.message),
-        },
-        source => ApplyError::Failed {
-            what: what.to_owned(),
-            source,
-        },
+        kube::Error::Api(status) if is_about_the_request(&status) => {
+            ApplyError::Refused(Refusal::new(what, &status))
+        }
+        source => failed(what, source),
     }
+}
+
+fn failed(what: &str, source: kube::Error) -> ApplyError {
+    if is_fenced(&source) {
+        return ApplyError::Fenced;
+    }
+    let what = what.to_owned();
+    ApplyError::Failed { what, source }
+}
+
+fn is_about_the_request(status: &Status) -> bool {
+    // A webhook that cannot be called is a 500, and does not go away by itself.
+    let webhook = status.message.contains("failed calling webhook");
+    webhook || (400..500).contains(&status.code) && !matches!(status.code, 401 | 408 | 429)
 }
 
 #[cfg(test)]

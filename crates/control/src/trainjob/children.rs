@@ -1,4 +1,7 @@
-//! What a job needs beside its pods: a claim for checkpoints, a name for its workers, a secret for MPI.
+//! What a job needs beside its pods: a claim for checkpoints, a name for its workers and a fence around them, a secret for MPI.
+//!
+//! No PodDisruptionBudget: a gang that loses one worker begins anew anyway, and one that may lose none would keep its nodes from being
+//! drained for as long as it trains.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +10,11 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, Secret, Service, ServiceSpec,
     VolumeResourceRequirements,
 };
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicySpec,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::Resource as _;
 use kube::api::ObjectMeta;
 use stoke_api::TrainJob;
@@ -72,10 +79,44 @@ pub fn service(job: &TrainJob, attempt: u32) -> Service {
     }
 }
 
+/// Lets nothing but the job's own workers reach them. It is of the job and not of an attempt, so it is written once; and it has to be of
+/// the job, for a policy of the namespace can only name labels, not say "with the same value as mine".
+///
+/// What workers reach is left alone: they read data, write checkpoints and report their metrics wherever their author wants. Policies
+/// add up, so whoever wants to let something else in (a scraper, a debugger) writes one more.
+pub fn policy(job: &TrainJob) -> NetworkPolicy {
+    let workers = || LabelSelector {
+        match_labels: Some(BTreeMap::from([(
+            JOB_LABEL.to_owned(),
+            job.name().to_owned(),
+        )])),
+        ..LabelSelector::default()
+    };
+    NetworkPolicy {
+        metadata: metadata(job, job.name().to_owned()),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(workers()),
+            policy_types: Some(vec!["Ingress".to_owned()]),
+            ingress: Some(vec![NetworkPolicyIngressRule {
+                from: Some(vec![NetworkPolicyPeer {
+                    pod_selector: Some(workers()),
+                    ..NetworkPolicyPeer::default()
+                }]),
+                ports: None,
+            }]),
+            egress: None,
+        }),
+    }
+}
+
+pub fn secret_name(job: &TrainJob) -> String {
+    mpi_secret(job.name(), job.metadata.uid.as_deref().unwrap_or_default())
+}
+
 /// The secret that an MPI gang knows itself by.
 pub fn secret(job: &TrainJob, token: String) -> Secret {
     Secret {
-        metadata: metadata(job, mpi_secret(job.name())),
+        metadata: metadata(job, secret_name(job)),
         data: Some(BTreeMap::from([(
             MPI_TOKEN_KEY.to_owned(),
             ByteString(token.into_bytes()),

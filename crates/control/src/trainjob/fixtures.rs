@@ -5,15 +5,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
+use stoke_api::names::JOB_LABEL;
 use stoke_api::{Dataset, TrainJob};
 
 use super::observe::{Observed, observe};
 use super::plan::{Action, Plan};
+use super::refusal::Refusal;
 use crate::config::Config;
 use crate::mirror::Key;
+use crate::seen;
 use crate::world::{Kind, World};
 
 pub fn config() -> Config {
@@ -57,7 +61,9 @@ pub struct Stage {
     pub pods: BTreeMap<String, Pod>,
     pub nodes: BTreeMap<String, Node>,
     pub datasets: Vec<Dataset>,
-    pub refused: Option<String>,
+    pub claims: Vec<PersistentVolumeClaim>,
+    pub volumes: Vec<PersistentVolume>,
+    pub refused: Option<Refusal>,
     pub now: Timestamp,
     pub config: Config,
     uids: u64,
@@ -77,11 +83,18 @@ impl Stage {
             pods: BTreeMap::new(),
             nodes: nodes.into_iter().map(named).collect(),
             datasets: Vec::new(),
+            claims: Vec::new(),
+            volumes: Vec::new(),
             refused: None,
             now: at(0),
             config: config(),
             uids: 0,
         }
+    }
+
+    /// Its pods, as the controller sees them.
+    pub fn seen(&self) -> Vec<seen::Pod> {
+        self.pods.values().cloned().map(Into::into).collect()
     }
 
     pub fn pass(&mut self, seconds: u64) {
@@ -95,8 +108,10 @@ impl Stage {
         fill(&mut world, self.pods.values().cloned());
         fill(&mut world, self.nodes.values().cloned());
         fill(&mut world, self.datasets.iter().cloned());
+        fill(&mut world, self.claims.iter().cloned());
+        fill(&mut world, self.volumes.iter().cloned());
         assert!(world.is_complete());
-        observe(&mut world, &Key::new("default", job), self.refused.clone())
+        observe(&world, &Key::new("default", job), self.refused.clone())
     }
 
     pub fn plan(&self, job: &str) -> Option<Plan> {
@@ -121,7 +136,17 @@ impl Stage {
         }
     }
 
-    fn act(&mut self, job: &str, action: &Action) {
+    /// As an API server takes a status: on condition that the job is as it was read.
+    pub fn carry_out_read_before(&mut self, read: &TrainJob, plan: &Plan) {
+        let writes_status = read.status.as_ref() != Some(&plan.status);
+        let known = self.jobs.get(read.name());
+        if writes_status && !known.is_some_and(|known| is_same(known, read)) {
+            return;
+        }
+        self.carry_out(read.name(), plan, usize::MAX);
+    }
+
+    pub fn act(&mut self, job: &str, action: &Action) {
         match action {
             Action::CreatePod(pod) => {
                 let name = pod.metadata.name.clone().expect("a name");
@@ -136,11 +161,12 @@ impl Stage {
                 assert_eq!(self.jobs[job].metadata.uid.as_ref(), Some(uid));
                 self.jobs.remove(job);
                 self.pods
-                    .retain(|_, pod| super::workers::job_name(pod) != Some(job));
+                    .retain(|_, pod| pod.labels().get(JOB_LABEL).map(String::as_str) != Some(job));
             }
             Action::EnsureClaim(_)
             | Action::EnsureSecret { .. }
             | Action::EnsureService(_)
+            | Action::EnsurePolicy(_)
             | Action::Tell(_) => {}
         }
     }
@@ -217,14 +243,17 @@ impl Stage {
     }
 }
 
+/// The same version of the same job.
+pub fn is_same(one: &TrainJob, other: &TrainJob) -> bool {
+    serde_json::to_value(one).ok() == serde_json::to_value(other).ok()
+}
+
 fn fill<K: Kind>(world: &mut World, objects: impl Iterator<Item = K>) {
     let mut events = vec![Event::Init];
     events.extend(objects.map(Event::InitApply));
     events.push(Event::InitDone);
     for event in events {
-        for change in K::mirror(world).watched(event) {
-            K::changed(world, &change);
-        }
+        world.watched(event);
     }
 }
 

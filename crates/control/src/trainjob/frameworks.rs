@@ -19,6 +19,7 @@ use super::template::Misconfigured;
 /// A gang as its framework sees it.
 pub struct Gang<'a> {
     pub job: &'a str,
+    pub job_uid: &'a str,
     pub attempt: u32,
     pub workers: u32,
     /// What the author said.

@@ -1,9 +1,11 @@
 //! A job's life, turn by turn: what is planned for every state a job can be in.
 
+use kube::core::response::Status;
 use serde_json::json;
 use stoke_api::trainjob::{Outcome, Phase};
 
 use super::fixtures::{Stage, at, dataset, job, node};
+use super::refusal::Refusal;
 
 fn stage(spec: serde_json::Value) -> Stage {
     Stage::new([job(spec)], [node("n1", 0)])
@@ -45,7 +47,6 @@ fn a_gang_starts_whole_runs_and_completes() {
     Starting (StartingWorkers) 0/2 failures 0: attempt 1 on n1
       create pod j-1-0 on n1
       create pod j-1-1 on n1
-      tell Normal Placed: attempt 1 on n1
       again in 600s
     ");
     stage.run_pod("j-1-0");
@@ -55,10 +56,7 @@ fn a_gang_starts_whole_runs_and_completes() {
     ");
     stage.pass(2);
     stage.run_pod("j-1-1");
-    insta::assert_snapshot!(stage.turn("j"), @r"
-    Running (WorkersRunning) 2/2 failures 0: all 2 workers run
-      tell Normal WorkersRunning: all 2 workers run
-    ");
+    insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 2/2 failures 0: all 2 workers run");
     assert_eq!(condition(&stage, "Running"), "True WorkersRunning");
     assert_eq!(condition(&stage, "Admitted"), "True Placed");
     assert_eq!(condition(&stage, "Queued"), "False Placed");
@@ -66,10 +64,7 @@ fn a_gang_starts_whole_runs_and_completes() {
     stage.end_pod("j-1-1", 0, "Completed");
     insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 1/2 failures 0: all 2 workers run");
     stage.end_pod("j-1-0", 0, "Completed");
-    insta::assert_snapshot!(stage.turn("j"), @r"
-    Complete (Succeeded) 0/2 failures 0: its 2 workers ended well
-      tell Normal Succeeded: its 2 workers ended well
-    ");
+    insta::assert_snapshot!(stage.turn("j"), @"Complete (Succeeded) 0/2 failures 0: its 2 workers ended well");
     assert_eq!(condition(&stage, "Complete"), "True Succeeded");
     assert_eq!(condition(&stage, "Running"), "False Succeeded");
     assert_eq!(status(&stage).ran_seconds, 60);
@@ -84,7 +79,7 @@ fn one_failure_stops_the_rest_and_the_gang_is_tried_again() {
     insta::assert_snapshot!(stage.turn("j"), @r"
     Restarting (WorkerFailed) 0/2 failures 1: rank 1 ended with exit code 3
       delete pod j-1-0
-      tell Warning WorkerFailed: rank 1 ended with exit code 3
+      tell WorkerFailed: rank 1 ended with exit code 3
     ");
     let attempt = status(&stage).attempts[0].clone();
     assert_eq!(attempt.outcome, Some(Outcome::Failed));
@@ -95,7 +90,6 @@ fn one_failure_stops_the_rest_and_the_gang_is_tried_again() {
     stage.pods.remove("j-1-0");
     insta::assert_snapshot!(stage.turn("j"), @r"
     Queued (BackingOff) 0/2 failures 1: attempt 2 starts at 2027-01-15T08:00:06Z, 1 of 3 retries used; the last: rank 1 ended with exit code 3
-      tell Normal BackingOff: attempt 2 starts at 2027-01-15T08:00:06Z, 1 of 3 retries used; the last: rank 1 ended with exit code 3
       again in 1s
     ");
     stage.pass(1);
@@ -103,7 +97,6 @@ fn one_failure_stops_the_rest_and_the_gang_is_tried_again() {
     Starting (StartingWorkers) 0/2 failures 1: attempt 2 on n1
       create pod j-2-0 on n1
       create pod j-2-1 on n1
-      tell Normal Placed: attempt 2 on n1
       again in 600s
     ");
 }
@@ -131,7 +124,7 @@ fn without_retries_the_cause_is_the_reason() {
     stage.end_pod("j-1-0", 137, "OOMKilled");
     insta::assert_snapshot!(stage.turn("j"), @r"
     Failed (OutOfMemory) 0/1 failures 1: rank 0 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137); raise memory.limit, or use less: a smaller batch, fewer loader workers
-      tell Warning OutOfMemory: rank 0 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137); raise memory.limit, or use less: a smaller batch, fewer loader workers
+      tell OutOfMemory: rank 0 was killed at its memory limit of 128 MiB (OOMKilled, exit code 137); raise memory.limit, or use less: a smaller batch, fewer loader workers
     ");
 }
 
@@ -154,7 +147,7 @@ fn what_is_done_from_outside_does_not_count() {
     insta::assert_snapshot!(stage.turn("j"), @r"
     Restarting (WorkerLost) 0/2 failures 0: rank 0 was deleted from outside
       delete pod j-1-1
-      tell Warning WorkerLost: rank 0 was deleted from outside
+      tell WorkerLost: rank 0 was deleted from outside
       again in 90s
     ");
     // Gone without a word.
@@ -207,7 +200,6 @@ fn a_stopping_worker_is_waited_for_but_not_for_ever() {
     Starting (StartingWorkers) 0/2 failures 0: attempt 2 on n1
       create pod j-2-0 on n1
       create pod j-2-1 on n1
-      tell Normal Placed: attempt 2 on n1
       again in 600s
     ");
 }
@@ -221,7 +213,6 @@ fn suspend_stops_and_resume_goes_on_and_neither_counts() {
     Suspended (Suspended) 0/2 failures 0: suspended; 2 workers must still stop
       delete pod j-1-0
       delete pod j-1-1
-      tell Normal Suspended: suspended; 2 workers must still stop
     ");
     assert_eq!(condition(&stage, "Suspended"), "True Suspended");
     stage.jobs.get_mut("j").expect("the job").spec.suspend = false;
@@ -260,7 +251,7 @@ fn a_gang_that_does_not_start_in_time_is_placed_anew() {
     Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n1: CreateContainerError: no such directory
       delete pod j-1-0
       delete pod j-1-1
-      tell Warning StartFailed: rank 1 did not start in time on n1: CreateContainerError: no such directory
+      tell StartFailed: rank 1 did not start in time on n1: CreateContainerError: no such directory
     ");
 }
 
@@ -281,7 +272,7 @@ fn max_duration_is_of_all_attempts_together() {
     insta::assert_snapshot!(stage.turn("j"), @r"
     Failed (DeadlineExceeded) 0/1 failures 2: it ran for its maxDuration of 1m
       delete pod j-2-0
-      tell Warning DeadlineExceeded: it ran for its maxDuration of 1m
+      tell DeadlineExceeded: it ran for its maxDuration of 1m
     ");
 }
 
@@ -304,10 +295,9 @@ fn an_mpi_job_is_done_when_its_launcher_is() {
     let mut stage = stage(json!({"framework": "mpi", "command": ["train"], "workers": 2}));
     insta::assert_snapshot!(stage.turn("j"), @r"
     Starting (StartingWorkers) 0/2 failures 0: attempt 1 on n1
-      ensure secret j-mpi
+      ensure secret j-mpi-uid
       create pod j-1-0 on n1
       create pod j-1-1 on n1
-      tell Normal Placed: attempt 1 on n1
       again in 600s
     ");
     stage.run_pod("j-1-0");
@@ -317,7 +307,6 @@ fn an_mpi_job_is_done_when_its_launcher_is() {
     insta::assert_snapshot!(stage.turn("j"), @r"
     Complete (Succeeded) 0/2 failures 0: its 2 workers ended well
       delete pod j-1-1
-      tell Normal Succeeded: its 2 workers ended well
     ");
 }
 
@@ -340,7 +329,7 @@ fn a_worker_that_has_ended_is_not_kept_by_its_sidecars() {
     insta::assert_snapshot!(stage.turn("j"), @r"
     Failed (WorkerFailed) 0/1 failures 1: rank 0 ended with exit code 4
       delete pod j-1-0
-      tell Warning WorkerFailed: rank 0 ended with exit code 4
+      tell WorkerFailed: rank 0 ended with exit code 4
     ");
 }
 
@@ -351,7 +340,7 @@ fn a_job_waits_with_its_reason_and_starts_when_that_is_gone() {
     );
     insta::assert_snapshot!(stage.turn("j"), @r"
     Queued (WaitingForDataset) 0/1 failures 0: there is no Dataset words in namespace default; it starts when there is
-      tell Warning WaitingForDataset: there is no Dataset words in namespace default; it starts when there is
+      tell WaitingForDataset: there is no Dataset words in namespace default; it starts when there is
     ");
     assert_eq!(condition(&stage, "Queued"), "True WaitingForDataset");
     stage
@@ -359,7 +348,7 @@ fn a_job_waits_with_its_reason_and_starts_when_that_is_gone() {
         .push(dataset("words", json!({"uri": "file:///srv/words"})));
     insta::assert_snapshot!(stage.turn("j"), @r"
     Queued (NoMatchingNodes) 0/1 failures 0: no room for a worker with 1 GPU and 1 CPU; 1 node: 1 has too few GPUs; ask for less: the largest that matches has 8 CPUs and 64 GiB of memory
-      tell Warning NoMatchingNodes: no room for a worker with 1 GPU and 1 CPU; 1 node: 1 has too few GPUs; ask for less: the largest that matches has 8 CPUs and 64 GiB of memory
+      tell NoMatchingNodes: no room for a worker with 1 GPU and 1 CPU; 1 node: 1 has too few GPUs; ask for less: the largest that matches has 8 CPUs and 64 GiB of memory
     ");
     stage.nodes.insert("n2".to_owned(), node("n2", 2));
     assert!(stage.turn("j").starts_with("Starting"));
@@ -395,25 +384,78 @@ fn what_cannot_be_run_says_which_field_to_change() {
         {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]}}}}}})), @r#"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.affinity.nodeAffinity: "Is" is not an operator"#);
 }
 
+/// As kube-apiserver says that there is no quota left.
+fn exceeded_quota() -> Refusal {
+    let said = r#"pods "j-1-1" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1"#;
+    let status = Status::failure(said, "Forbidden").with_code(403);
+    Refusal::new("create pod j-1-1", &status).of_attempt(1)
+}
+
 #[test]
-fn a_refused_write_is_told_and_taken_back_when_it_succeeds() {
+fn a_gang_that_cannot_be_had_whole_is_given_up_whole_and_tried_again() {
     let mut stage = gang();
     let plan = stage.plan("j").expect("a plan");
     stage.carry_out("j", &plan, 2);
     assert_eq!(stage.pods.len(), 1, "the second was refused");
-    stage.refused = Some("could not create pod j-1-1: exceeded quota".to_owned());
+    stage.refused = Some(exceeded_quota());
     let plan = stage.plan("j").expect("a plan");
-    insta::assert_snapshot!(super::fixtures::said(&plan), @r"
-    Starting (ApplyFailed) 0/2 failures 0: could not create pod j-1-1: exceeded quota
-      create pod j-1-1 on n1
-      tell Warning ApplyFailed: could not create pod j-1-1: exceeded quota
-      again in 600s
-    ");
+    insta::assert_snapshot!(super::fixtures::said(&plan), @r#"
+        Restarting (WaitingForQuota) 0/2 failures 0: could not create pod j-1-1: pods "j-1-1" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1; it is tried again by itself: wait until others have ended, ask for less, or have the namespace's ResourceQuota raised
+          delete pod j-1-0
+          tell WaitingForQuota: could not create pod j-1-1: pods "j-1-1" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1; it is tried again by itself: wait until others have ended, ask for less, or have the namespace's ResourceQuota raised
+        "#);
     stage.carry_out("j", &plan, usize::MAX);
-    assert_eq!(condition(&stage, "Running"), "False ApplyFailed");
     stage.refused = None;
+    stage.pass(30);
+    stage.pods.clear();
+    insta::assert_snapshot!(stage.turn("j").lines().next().expect("a line"), @"Starting (StartingWorkers) 0/2 failures 0: attempt 2 on n1");
+    assert_eq!(condition(&stage, "Admitted"), "True Placed");
+
+    // The same again, and this time it waits longer, with its reason.
+    stage.refused = Some(exceeded_quota().of_attempt(2));
+    stage.turn("j");
+    stage.refused = None;
+    stage.pods.clear();
+    stage.pass(1);
+    insta::assert_snapshot!(stage.turn("j"), @r#"
+        Queued (WaitingForQuota) 0/2 failures 0: attempt 3 starts at 2027-01-15T08:00:40Z, 0 of 3 retries used; the last: could not create pod j-1-1: pods "j-1-1" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1; it is tried again by itself: wait until others have ended, ask for less, or have the namespace's ResourceQuota raised
+          again in 9s
+        "#);
+    assert_eq!(condition(&stage, "Queued"), "True WaitingForQuota");
+    assert_eq!(status(&stage).failures, 0, "it is not the job's fault");
+    // Who changes the job does not wait.
+    let job = stage.jobs.get_mut("j").expect("the job");
+    job.metadata.generation = Some(2);
     assert!(stage.turn("j").starts_with("Starting (StartingWorkers)"));
-    assert_eq!(condition(&stage, "Running"), "False StartingWorkers");
+}
+
+#[test]
+fn what_was_refused_for_an_earlier_attempt_does_not_end_this_one() {
+    let mut stage = running();
+    stage.refused = Some(exceeded_quota().of_attempt(7));
+    assert!(stage.turn("j").starts_with("Running (WaitingForQuota) 2/2"));
+    stage.refused = None;
+    assert!(stage.turn("j").starts_with("Running (WorkersRunning) 2/2"));
+}
+
+#[test]
+fn an_image_that_is_not_there_is_told_in_the_kubelets_words() {
+    let mut stage = gang();
+    stage.turn("j");
+    stage.run_pod("j-1-0");
+    stage.set_pod("j-1-1", json!({"phase": "Pending", "containerStatuses": [{"name": "worker", "image": "", "imageID": "", "ready": false,
+        "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"acme/vison:1\": not found"}}}]}));
+    insta::assert_snapshot!(stage.turn("j"), @r#"
+        Starting (StartingWorkers) 1/2 failures 0: attempt 1 on n1; rank 1 waits: its image cannot be pulled: Back-off pulling image "acme/vison:1": not found
+          again in 600s
+        "#);
+    stage.pass(600);
+    insta::assert_snapshot!(stage.turn("j"), @r#"
+        Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/vison:1": not found; check the image's name and, for a private registry, template.spec.imagePullSecrets
+          delete pod j-1-0
+          delete pod j-1-1
+          tell StartFailed: rank 1 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/vison:1": not found; check the image's name and, for a private registry, template.spec.imagePullSecrets
+        "#);
 }
 
 #[test]
@@ -448,10 +490,7 @@ fn pods_of_an_earlier_job_of_the_same_name_are_not_ours() {
     let job = stage.jobs.get_mut("j").expect("the job");
     job.metadata.uid = Some("another".to_owned());
     job.status = None;
-    insta::assert_snapshot!(stage.turn("j"), @r"
-    Queued (StoppingWorkers) 0/2 failures 0: pod j-1-0 of an earlier job of this name must go first
-      tell Normal StoppingWorkers: pod j-1-0 of an earlier job of this name must go first
-    ");
+    insta::assert_snapshot!(stage.turn("j"), @"Queued (StoppingWorkers) 0/2 failures 0: pod j-1-0 of an earlier job of this name must go first");
     stage.pods.clear();
     assert!(stage.turn("j").starts_with("Starting"));
 }

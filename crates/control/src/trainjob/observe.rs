@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use stoke_api::names::checkpoint_claim;
 use stoke_api::{DatasetSpec, TrainJob};
 use stoke_sched::Snapshot;
 
-use super::workers;
+use super::refusal::Refusal;
+use super::template;
+use crate::cluster::Claim;
 use crate::mirror::Key;
+use crate::seen::Pod;
 use crate::world::World;
 
 /// Everything that [`super::plan::plan`] decides by, beside the configuration and the time.
@@ -20,34 +23,56 @@ pub struct Observed {
     pub pods: Vec<Arc<Pod>>,
     /// The datasets the job names, as far as they exist.
     pub datasets: BTreeMap<String, DatasetSpec>,
+    /// The claims that its workers mount, as far as they exist; by where the job names them.
+    pub claims: BTreeMap<String, (String, Claim)>,
     pub cluster: Arc<Snapshot>,
     /// Addresses of nodes, by name.
     pub addresses: Arc<BTreeMap<String, String>>,
     /// Ports that other jobs have.
     pub leased: Vec<RangeInclusive<u16>>,
     /// What the API server refused when the last plan was carried out.
-    pub refused: Option<String>,
+    pub refused: Option<Refusal>,
 }
 
 /// Reads a job and its surroundings; none where there is no such job.
-pub fn observe(world: &mut World, key: &Key, refused: Option<String>) -> Option<Observed> {
+pub fn observe(world: &World, key: &Key, refused: Option<Refusal>) -> Option<Observed> {
     let job = world.jobs.get(key)?.clone();
-    let scene = world.scene();
-    let prefix = format!("{}-", key.name);
-    let pods = world.pods.with_prefix(&key.namespace, &prefix);
-    let pods = pods.filter(|pod| workers::job_name(pod) == Some(key.name.as_str()));
     let datasets = job.spec.datasets.iter().filter_map(|mount| {
         let dataset = world.datasets.get(&Key::new(&key.namespace, &mount.name))?;
         Some((mount.name.clone(), dataset.spec.clone()))
     });
-    let leased = scene.leased.iter().filter(|(owner, _)| owner != key);
+    let datasets: BTreeMap<String, DatasetSpec> = datasets.collect();
     Some(Observed {
-        pods: pods.cloned().collect(),
-        datasets: datasets.collect(),
-        cluster: scene.snapshot.clone(),
-        addresses: scene.addresses.clone(),
-        leased: leased.map(|(_, ports)| ports.clone()).collect(),
+        pods: world.workers_of(key).cloned().collect(),
+        claims: claims(world, &job, &datasets),
+        datasets,
+        cluster: world.snapshot_for(key),
+        addresses: world.addresses(),
+        leased: world.ports_of_others(key),
         refused,
         job,
     })
+}
+
+fn claims(
+    world: &World,
+    job: &TrainJob,
+    datasets: &BTreeMap<String, DatasetSpec>,
+) -> BTreeMap<String, (String, Claim)> {
+    let checkpoint = job.spec.checkpoint.as_ref();
+    let checkpoint = checkpoint.map(|_| ("checkpoint".to_owned(), checkpoint_claim(job.name())));
+    let data = job.spec.datasets.iter().enumerate();
+    let data = data.filter_map(|(i, mount)| {
+        let claim = datasets.get(&mount.name)?.claim.clone()?;
+        Some((format!("datasets[{i}]"), claim))
+    });
+    let named = checkpoint
+        .into_iter()
+        .chain(data)
+        .chain(template::claims(job));
+    let found = named.filter_map(|(path, name)| {
+        let claim = world.claim(&Key::new(job.namespace(), &name))?;
+        Some((path, (name, claim)))
+    });
+    found.collect()
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use stoke_api::names::{MANAGED_BY, mpi_secret, pod_name};
+use stoke_api::names::{MANAGED_BY, pod_name};
 use stoke_api::trainjob::{Attempt, Framework, Network, Outcome, Phase, TrainJobStatus};
 use stoke_api::{Reason, Span, TrainJob};
 
@@ -29,7 +30,8 @@ use super::pod::{Blueprint, Site};
 use super::template::Misconfigured;
 use super::workers::{Stage, Worker};
 use crate::cluster;
-use crate::config::Config;
+use crate::config::{Config, Home};
+use crate::world::Shortage;
 pub use telling::Telling;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +41,8 @@ pub struct Plan {
     pub actions: Vec<Action>,
     /// When to look again though nothing has changed.
     pub requeue_after: Option<Duration>,
+    /// What the next attempt waits for, where that is room.
+    pub shortage: Option<Shortage>,
 }
 
 /// One write.
@@ -50,6 +54,7 @@ pub enum Action {
         name: String,
     },
     EnsureService(Box<Service>),
+    EnsurePolicy(Box<NetworkPolicy>),
     CreatePod(Box<Pod>),
     /// With its grace period; `uid` is the pod that was seen, not one that has its name since.
     DeletePod {
@@ -72,6 +77,7 @@ pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
         status: turn.status,
         actions: turn.actions,
         requeue_after: turn.wake.map(|at| until(now, at)),
+        shortage: turn.shortage,
     }
 }
 
@@ -92,6 +98,7 @@ struct Turn<'a> {
     status: TrainJobStatus,
     actions: Vec<Action>,
     wake: Option<Timestamp>,
+    shortage: Option<Shortage>,
 }
 
 impl<'a> Turn<'a> {
@@ -107,6 +114,7 @@ impl<'a> Turn<'a> {
             status: job.status.clone().unwrap_or_default(),
             actions: Vec::new(),
             wake: None,
+            shortage: None,
         }
     }
 
@@ -220,6 +228,7 @@ impl<'a> Turn<'a> {
         let site = Site {
             attempt,
             addresses: &self.observed.addresses,
+            cluster: &self.observed.cluster,
         };
         let pods = blueprint.pods(&site, missing.iter().copied())?;
         let mut actions = Vec::new();
@@ -227,11 +236,15 @@ impl<'a> Turn<'a> {
             actions.push(Action::EnsureClaim(Box::new(claim)));
         }
         if self.job.spec.framework == Framework::Mpi {
-            let name = mpi_secret(self.job.name());
+            let name = children::secret_name(self.job);
             actions.push(Action::EnsureSecret { name });
         }
         // One worker alone, or workers on their nodes' own network, need no names.
         if blueprint.network() == Network::Pod && attempt.nodes.len() > 1 {
+            if self.config.network_policies {
+                let policy = children::policy(self.job);
+                actions.push(Action::EnsurePolicy(Box::new(policy)));
+            }
             let service = children::service(self.job, attempt.number);
             actions.push(Action::EnsureService(Box::new(service)));
         }
@@ -252,6 +265,25 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// A claim that only one node may mount at a time cannot serve workers that may be on several.
+    fn claims_can_be_shared(&self) -> Result<(), Misconfigured> {
+        if self.job.spec.workers == 1 || self.config.home == Home::Machine {
+            return Ok(());
+        }
+        let claims = &self.observed.claims;
+        match claims.iter().find(|(_, (_, claim))| !claim.shared) {
+            None => Ok(()),
+            Some((path, (name, _))) => {
+                let workers = self.job.spec.workers;
+                let problem = format!(
+                    "claim {name} can be mounted on one node only, and {workers} workers may be on several; make it ReadWriteMany or \
+                     ReadOnlyMany, or run one worker"
+                );
+                Err(Misconfigured::new(path.clone(), problem))
+            }
+        }
+    }
+
     /// Puts an attempt's end on record. What follows from it is decided by [`Self::prepare`] and [`Self::retire`].
     fn end(&mut self, ending: Ending) {
         let Ending {
@@ -261,12 +293,14 @@ impl<'a> Turn<'a> {
             message,
             at,
             last_phase,
+            avoid,
         } = ending;
         let Some(attempt) = self.status.attempts.last_mut() else {
             return;
         };
         attempt.outcome = Some(outcome);
         attempt.exit = exit;
+        attempt.avoid = avoid;
         attempt.finished_at = Some(Time(at));
         if let Some(running) = &attempt.running_at {
             self.status.ran_seconds +=
@@ -341,20 +375,40 @@ impl<'a> Turn<'a> {
             .status
             .next_attempt_at
             .clone()
-            .filter(|at| at.0 > self.now)
+            .filter(|at| at.0 > self.now && !self.is_mended())
         {
             self.wake_at(at.0);
             let message = telling::backing_off(&self.status, self.job.spec.retries, &at);
-            return self.say(Phase::Queued, Reason::BackingOff, message);
+            let reason = self.refused_for().unwrap_or(Reason::BackingOff);
+            return self.say(Phase::Queued, reason, message);
         }
         match placing::next_attempt(self) {
-            Err(waiting) => self.say(Phase::Queued, waiting.reason, waiting.message),
+            Err(waiting) => {
+                self.shortage = waiting.shortage;
+                self.say(Phase::Queued, waiting.reason, waiting.message);
+            }
             Ok(attempt) => {
                 self.status.next_attempt_at = None;
                 self.status.push_attempt(attempt.clone());
                 self.carry_on(&attempt);
             }
         }
+    }
+
+    /// Why the API server would not have the last attempt, where that ended it.
+    fn refused_for(&self) -> Option<Reason> {
+        let exit = self.status.attempts.last()?.exit.as_ref()?;
+        let reasons = [Reason::WaitingForQuota, Reason::ApplyFailed];
+        reasons
+            .into_iter()
+            .find(|reason| reason.to_string() == exit.reason)
+    }
+
+    /// What was refused has been changed since, so it need not wait.
+    fn is_mended(&self) -> bool {
+        let last = self.status.attempts.last();
+        let changed = last.is_some_and(|last| last.generation != self.job.metadata.generation);
+        changed && self.refused_for().is_some()
     }
 
     /// Deletes what is not over, and of what is over all but the latest two attempts: people read their logs.
@@ -368,7 +422,13 @@ impl<'a> Turn<'a> {
             .filter(|worker| worker.pod.metadata.deletion_timestamp.is_none())
             .map(|worker| Action::DeletePod {
                 name: worker.name().to_owned(),
-                uid: worker.pod.metadata.uid.clone().unwrap_or_default(),
+                uid: worker
+                    .pod
+                    .metadata
+                    .uid
+                    .as_deref()
+                    .unwrap_or_default()
+                    .to_owned(),
             });
         self.actions.extend(deletions);
     }
@@ -383,8 +443,10 @@ impl<'a> Turn<'a> {
             .iter()
             .filter(|worker| !worker.is_finished())
         {
-            let node =
-                cluster::node_of(worker.pod).and_then(|name| self.observed.cluster.node(name));
+            let node = worker
+                .pod
+                .node()
+                .and_then(|name| self.observed.cluster.node(name));
             let given_up = worker
                 .stop_due()
                 .map(|due| after(due, self.config.stop_slack));
@@ -410,7 +472,7 @@ impl<'a> Turn<'a> {
             .pods
             .iter()
             .filter(|pod| Worker::of(self.job, pod).is_none());
-        pods.filter_map(|pod| pod.metadata.name.as_deref())
+        pods.map(|pod| pod.metadata.name.as_ref())
             .find(|name| names(name))
     }
 
@@ -508,6 +570,9 @@ impl fmt::Display for Action {
             Self::EnsureSecret { name } => write!(f, "ensure secret {name}"),
             Self::EnsureService(service) => {
                 write!(f, "ensure service {}", name(&service.metadata.name))
+            }
+            Self::EnsurePolicy(policy) => {
+                write!(f, "ensure network policy {}", name(&policy.metadata.name))
             }
             Self::CreatePod(pod) => {
                 let node = cluster::node_of(pod).unwrap_or("no node");

@@ -3,29 +3,30 @@
 //! Invariant: a pod is a function of the job's spec and of what its attempt recorded, so that a gang whose creation was cut short is
 //! finished alike. No pod is without memory and CPU requests.
 
+mod security;
+mod sizes;
+mod volumes;
+mod whereabouts;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{
-    Affinity, Container, EmptyDirVolumeSource, EnvVar, HostPathVolumeSource, NodeSelector,
-    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod, PodSpec,
-    PodTemplateSpec, Toleration, Volume, VolumeMount,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, PodTemplateSpec};
 use kube::Resource as _;
 use kube::api::ObjectMeta;
 use stoke_api::names::{
-    ATTEMPT_LABEL, GPU_RESOURCE, HOST_IMAGE, JOB_LABEL, RANK_LABEL, checkpoint_claim, env,
-    host_name, pod_name,
+    ATTEMPT_LABEL, HOST_IMAGE, JOB_LABEL, RANK_LABEL, env, host_name, pod_name, priority_class,
 };
-use stoke_api::trainjob::{Attempt, Network, Priority, Qos, Sizing};
-use stoke_api::{CpuMilli, DatasetSpec, TrainJob};
-use stoke_sched::Resources;
+use stoke_api::trainjob::{Attempt, Framework, Network, Spot};
+use stoke_api::{Bytes, DatasetSpec, TrainJob};
+use stoke_sched::Snapshot;
 
 use super::frameworks::{self, Gang, Start};
 use super::rendezvous::{Place, Rendezvous};
 use super::template::{self, Misconfigured};
 use crate::cluster;
 use crate::config::{Config, Home};
+
+pub use sizes::{Size, promised};
 
 /// Everything that a job's pods are made of, checked.
 pub struct Blueprint<'a> {
@@ -40,6 +41,7 @@ pub struct Site<'a> {
     pub attempt: &'a Attempt,
     /// Addresses of nodes, by name.
     pub addresses: &'a BTreeMap<String, String>,
+    pub cluster: &'a Snapshot,
 }
 
 impl<'a> Blueprint<'a> {
@@ -55,6 +57,7 @@ impl<'a> Blueprint<'a> {
             config,
             template: template::parse(job)?,
         };
+        blueprint.check()?;
         // Whatever is wrong with a pod is wrong with all; better known before a place is taken.
         let nodes = vec![String::new(); job.spec.workers.max(1) as usize];
         let attempt = Attempt {
@@ -65,6 +68,7 @@ impl<'a> Blueprint<'a> {
         let site = Site {
             attempt: &attempt,
             addresses: &BTreeMap::new(),
+            cluster: &Snapshot::default(),
         };
         blueprint.pods(&site, [0, job.spec.workers.saturating_sub(1)])?;
         Ok(blueprint)
@@ -74,26 +78,54 @@ impl<'a> Blueprint<'a> {
         self.job.spec.network.unwrap_or(self.config.network)
     }
 
-    /// What placement is asked for, with so much memory and CPU a worker.
-    pub fn gang(
-        &self,
-        sizing: &Sizing,
-        cpus: CpuMilli,
-    ) -> Result<stoke_sched::Gang, Misconfigured> {
-        let spec = self.sized(sizing, cpus);
+    /// What a template may ask of Kubernetes, but not of us.
+    fn check(&self) -> Result<(), Misconfigured> {
+        let spec = self.template.spec.as_ref();
+        let named = spec.and_then(|spec| spec.node_name.as_deref());
+        if named.is_some_and(|name| !name.is_empty()) {
+            let problem = "workers are placed together: use nodeSelector or affinity to say where";
+            return Err(Misconfigured::new("template.spec.nodeName", problem));
+        }
+        let on_host = spec.is_some_and(|spec| spec.host_network == Some(true));
+        if on_host && self.network() == Network::Pod {
+            let problem = "set network: host, so that workers are told the ports they have there";
+            return Err(Misconfigured::new("template.spec.hostNetwork", problem));
+        }
+        if self.copies_binary() && self.config.image.is_none() {
+            let problem = "MPI workers get their launcher from the operator's own image, and it was started without --image";
+            return Err(Misconfigured::new("framework", problem));
+        }
+        Ok(())
+    }
+
+    /// On a cluster our binary is not in the image of the job.
+    fn copies_binary(&self) -> bool {
+        self.config.home == Home::Cluster && self.job.spec.framework == Framework::Mpi
+    }
+
+    /// What placement is asked for, with workers of this size.
+    pub fn gang(&self, size: &Size) -> Result<stoke_sched::Gang, Misconfigured> {
+        let spec = self.sized(size);
         let terms = cluster::terms(&spec).map_err(|problem| {
             Misconfigured::new("template.spec.affinity.nodeAffinity", problem)
         })?;
         let job = &self.job.spec;
+        let mut ask = cluster::requests(&spec);
+        if self.config.home == Home::Machine {
+            // A job that is meant for a cluster asks for devices that this machine gives to all, or to none.
+            ask.others.clear();
+            ask.storage = Bytes(0);
+        }
         Ok(stoke_sched::Gang {
             workers: job.workers,
-            ask: cluster::requests(&spec),
+            ask,
             gpus: job.gpus.clone(),
             gpu_types: job.gpu_types.clone(),
             selector: spec.node_selector.clone().unwrap_or_default(),
             terms,
             tolerations: cluster::tolerations(&spec),
             spot: job.spot,
+            ..stoke_sched::Gang::default()
         })
     }
 
@@ -137,6 +169,7 @@ impl<'a> Blueprint<'a> {
         let command = self.command();
         let gang = Gang {
             job: job.name(),
+            job_uid: job.metadata.uid.as_deref().unwrap_or_default(),
             attempt: attempt.number,
             workers: attempt.nodes.len() as u32,
             processes_said: job.spec.processes_per_worker,
@@ -147,19 +180,28 @@ impl<'a> Blueprint<'a> {
             stoke_exe: &self.config.stoke_exe,
         };
         let start = frameworks::start(job.spec.framework, &gang, rank)?;
-        let sizing = attempt.memory.clone().unwrap_or_default();
-        let mut spec = self.sized(&sizing, attempt.cpus.unwrap_or_default());
+        let size = Size::of(attempt);
+        let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;
-        self.add_volumes(&mut spec, &sizing);
+        volumes::add(&mut spec, job, self.datasets, size.memory.limit);
         self.fill_spec(&mut spec, rank);
         if let Some(node) = attempt.nodes.get(rank as usize) {
-            pin(&mut spec, node);
+            self.pin(&mut spec, node, site.cluster);
         }
         Ok(Pod {
             metadata: self.metadata(attempt.number, rank),
             spec: Some(spec),
             status: None,
         })
+    }
+
+    fn pin(&self, spec: &mut PodSpec, node: &str, cluster: &Snapshot) {
+        whereabouts::pin(spec, node);
+        let gpu = cluster.node(node).and_then(|node| node.gpu.as_ref());
+        let chosen = !self.job.spec.gpu_types.is_empty() && self.config.home == Home::Cluster;
+        if let Some(gpu) = gpu.filter(|_| chosen) {
+            whereabouts::pin_gpu(spec, &gpu.product);
+        }
     }
 
     fn metadata(&self, attempt: u32, rank: u32) -> ObjectMeta {
@@ -178,31 +220,16 @@ impl<'a> Blueprint<'a> {
         }
     }
 
-    /// The template's spec with the worker's resources in it.
-    fn sized(&self, sizing: &Sizing, cpus: CpuMilli) -> PodSpec {
+    /// The template's spec with the worker's resources in it, and the taints it does not mind.
+    fn sized(&self, size: &Size) -> PodSpec {
         let mut spec = self.template.spec.clone().unwrap_or_default();
-        let job = &self.job.spec;
-        let gpus = job.gpus.whole();
-        let resources = worker(&mut spec).resources.get_or_insert_default();
-        let requests = resources.requests.get_or_insert_default();
-        requests.insert("cpu".to_owned(), cpus.into());
-        requests.insert("memory".to_owned(), Quantity(sizing.request.to_string()));
-        let limits = resources.limits.get_or_insert_default();
-        limits.insert("memory".to_owned(), Quantity(sizing.limit.to_string()));
-        // A CPU limit only throttles; it is set where the class Guaranteed asks for one, and then only to what was said.
-        let guaranteed = job
-            .memory
-            .as_ref()
-            .is_some_and(|memory| memory.qos == Qos::Guaranteed)
-            || job.priority == Priority::Production;
-        if guaranteed && job.cpus.is_some() {
-            limits.insert("cpu".to_owned(), cpus.into());
+        let job = self.job;
+        size.fill(&mut spec, job, self.config.home);
+        if job.spec.gpus.whole() > 0 {
+            whereabouts::tolerate_gpu_taints(&mut spec);
         }
-        if gpus > 0 {
-            let gpus = Quantity(gpus.to_string());
-            limits.insert(GPU_RESOURCE.to_owned(), gpus.clone());
-            requests.insert(GPU_RESOURCE.to_owned(), gpus);
-            tolerate_gpu_taint(&mut spec);
+        if self.config.home == Home::Cluster && job.spec.spot != Spot::Never {
+            whereabouts::tolerate_spot_taints(&mut spec);
         }
         spec
     }
@@ -309,60 +336,6 @@ impl<'a> Blueprint<'a> {
         self.job.spec.env.iter().enumerate().map(convert).collect()
     }
 
-    fn add_volumes(&self, spec: &mut PodSpec, sizing: &Sizing) {
-        let mut add = |volume: Volume, path: &str, read_only: bool| {
-            let mount = VolumeMount {
-                name: volume.name.clone(),
-                mount_path: path.to_owned(),
-                read_only: read_only.then_some(true),
-                ..VolumeMount::default()
-            };
-            worker(spec)
-                .volume_mounts
-                .get_or_insert_default()
-                .push(mount);
-            spec.volumes.get_or_insert_default().push(volume);
-        };
-        if let Some(checkpoint) = &self.job.spec.checkpoint {
-            add(
-                claim("checkpoint", &checkpoint_claim(self.job.name()), false),
-                &checkpoint.path,
-                false,
-            );
-        }
-        for (i, mount) in self.job.spec.datasets.iter().enumerate() {
-            let name = format!("dataset-{i}");
-            if let Some(dataset) = self.datasets.get(&mount.name) {
-                add(dataset_volume(&name, dataset), &mount.path, true);
-            }
-        }
-        let mounted = worker(spec).volume_mounts.iter().flatten();
-        let has_shm = mounted
-            .into_iter()
-            .any(|mount| mount.mount_path.trim_end_matches('/') == "/dev/shm");
-        if !has_shm {
-            let shm = Volume {
-                name: "shm".to_owned(),
-                empty_dir: Some(EmptyDirVolumeSource {
-                    medium: Some("Memory".to_owned()),
-                    // What is there counts as the container's memory, so more could not be used.
-                    size_limit: Some(Quantity(sizing.limit.to_string())),
-                }),
-                ..Volume::default()
-            };
-            let mount = VolumeMount {
-                name: "shm".to_owned(),
-                mount_path: "/dev/shm".to_owned(),
-                ..VolumeMount::default()
-            };
-            worker(spec)
-                .volume_mounts
-                .get_or_insert_default()
-                .push(mount);
-            spec.volumes.get_or_insert_default().push(shm);
-        }
-    }
-
     fn fill_spec(&self, spec: &mut PodSpec, rank: u32) {
         spec.hostname = Some(host_name(self.job.name(), rank));
         spec.subdomain = Some(self.job.name().to_owned());
@@ -376,12 +349,17 @@ impl<'a> Blueprint<'a> {
                 .get_or_insert_with(|| "ClusterFirstWithHostNet".to_owned());
         }
         if self.config.home == Home::Cluster {
-            let class = match self.job.spec.priority {
-                Priority::Production => "stokehold-production",
-                Priority::Standard => "stokehold-standard",
-                Priority::Experiment => "stokehold-experiment",
-            };
+            let class = priority_class(self.job.spec.priority);
             spec.priority_class_name = Some(class.to_owned());
+            if let Some(image) = self
+                .config
+                .image
+                .as_deref()
+                .filter(|_| self.copies_binary())
+            {
+                volumes::add_binary(spec, image);
+            }
+            security::harden(spec);
         }
     }
 }
@@ -407,78 +385,4 @@ fn layered(layers: [Vec<EnvVar>; 3]) -> Vec<EnvVar> {
     // Ours first, so that `$(STOKE_RANK)` in a job's own variables is known when it is read.
     variables.reverse();
     variables
-}
-
-fn claim(name: &str, claim: &str, read_only: bool) -> Volume {
-    Volume {
-        name: name.to_owned(),
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: claim.to_owned(),
-            read_only: read_only.then_some(true),
-        }),
-        ..Volume::default()
-    }
-}
-
-fn dataset_volume(name: &str, dataset: &DatasetSpec) -> Volume {
-    if let Some(found) = &dataset.claim {
-        return claim(name, found, true);
-    }
-    let uri = dataset.uri.as_deref().unwrap_or_default();
-    Volume {
-        name: name.to_owned(),
-        host_path: Some(HostPathVolumeSource {
-            path: uri.strip_prefix("file://").unwrap_or(uri).to_owned(),
-            type_: Some("Directory".to_owned()),
-        }),
-        ..Volume::default()
-    }
-}
-
-/// GPU nodes are commonly tainted so that only pods with GPUs come there. These do.
-fn tolerate_gpu_taint(spec: &mut PodSpec) {
-    spec.tolerations.get_or_insert_default().push(Toleration {
-        key: Some(GPU_RESOURCE.to_owned()),
-        operator: Some("Exists".to_owned()),
-        ..Toleration::default()
-    });
-}
-
-/// Leaves a pod no other node than this, and every other constraint as it is.
-fn pin(spec: &mut PodSpec, node: &str) {
-    let field = NodeSelectorRequirement {
-        key: "metadata.name".to_owned(),
-        operator: "In".to_owned(),
-        values: Some(vec![node.to_owned()]),
-    };
-    let affinity: &mut Affinity = spec.affinity.get_or_insert_default();
-    let affinity = affinity.node_affinity.get_or_insert_default();
-    let required: &mut NodeSelector = affinity
-        .required_during_scheduling_ignored_during_execution
-        .get_or_insert_default();
-    if required.node_selector_terms.is_empty() {
-        required
-            .node_selector_terms
-            .push(NodeSelectorTerm::default());
-    }
-    // Terms are alternatives, so each must say it.
-    for term in &mut required.node_selector_terms {
-        term.match_fields
-            .get_or_insert_default()
-            .push(field.clone());
-    }
-}
-
-/// What a worker asks for that is promised to it before its pod is there.
-pub fn promised(job: &TrainJob, attempt: &Attempt) -> Resources {
-    Resources {
-        cpu: attempt.cpus.unwrap_or_default(),
-        memory: attempt
-            .memory
-            .as_ref()
-            .map(|sizing| sizing.request)
-            .unwrap_or_default(),
-        gpus: job.spec.gpus.whole(),
-        pods: 1,
-    }
 }

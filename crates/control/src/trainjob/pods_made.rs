@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use stoke_api::trainjob::{Attempt, Sizing};
 use stoke_api::{Bytes, CpuMilli, DatasetSpec};
 
-use super::fixtures::{config, job};
+use super::fixtures::{config, job, node};
 use super::pod::{Blueprint, Site};
 use crate::config::Config;
 
@@ -46,9 +46,12 @@ fn pods(spec: Value, nodes: &[&str], config: &Config) -> Vec<Pod> {
         ("a".to_owned(), "10.0.0.1".to_owned()),
         ("b".to_owned(), "10.0.0.2".to_owned()),
     ]);
+    let nodes_there = [node("a", 8), node("b", 8)];
+    let cluster = crate::cluster::snapshot(nodes_there.iter(), std::iter::empty());
     let site = Site {
         attempt: &attempt,
         addresses: &addresses,
+        cluster: &cluster,
     };
     blueprint.pods(&site, 0..nodes.len() as u32).expect("pods")
 }
@@ -133,12 +136,12 @@ fn mpi_is_launched_by_rank_0_and_served_by_the_others() {
     insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &config())), @r"
     /usr/bin/stoke mpi launch --np 8 --slots 4 -- ./train -x
       STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
-      STOKE_MPI_TOKEN=secret j-mpi/token
+      STOKE_MPI_TOKEN=secret j-mpi-uid/token
       STOKE_MPI_LISTEN=0.0.0.0:23456
       NCCL_DEBUG=WARN
     /usr/bin/stoke mpi worker
       STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
-      STOKE_MPI_TOKEN=secret j-mpi/token
+      STOKE_MPI_TOKEN=secret j-mpi-uid/token
       STOKE_MPI_LISTEN=0.0.0.0:23457
       NCCL_DEBUG=WARN
     ");
@@ -154,7 +157,7 @@ fn tensorflow_and_jax_know_their_cluster() {
       TF_CONFIG={"cluster":{"worker":["127.0.0.1:23456","127.0.0.1:23457"]},"task":{"index":1,"type":"worker"}}
     "#);
     let spec = json!({"framework": "jax", "workers": 2, "command": ["python", "train.py"], "image": "acme/jax:1"});
-    let cluster = Config::cluster("/stoke".into());
+    let cluster = Config::cluster();
     insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &cluster)), @r"
     python train.py
       JAX_COORDINATOR_ADDRESS=j-0.j.default.svc:6666
@@ -232,7 +235,7 @@ fn a_plain_pod_with_everything() {
 #[test]
 fn on_a_cluster_a_pod_has_an_image_an_address_and_a_priority() {
     let spec = json!({"command": ["train"], "image": "acme/train:1", "workers": 2, "priority": "experiment"});
-    let pod = pods(spec, &["a", "b"], &Config::cluster("/stoke".into())).remove(1);
+    let pod = pods(spec, &["a", "b"], &Config::cluster()).remove(1);
     let spec = pod.spec.expect("a spec");
     assert_eq!(spec.containers[0].image.as_deref(), Some("acme/train:1"));
     assert_eq!(spec.host_network, None);

@@ -1,5 +1,5 @@
 //! Everything at once, for a long time, with a seed: pods fail and vanish, nodes come and go, people suspend and change jobs, and the
-//! controller dies between any two writes.
+//! controller dies between any two writes, or hands over with some of them still under way.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use serde_json::json;
 use stoke_api::TrainJob;
 use stoke_api::trainjob::{Outcome, Phase};
 
-use super::fixtures::{Stage, job, node};
+use super::fixtures::{Stage, is_same, job, node};
+use super::plan::Action;
 use super::workers::Worker;
 use crate::cluster;
 
@@ -77,11 +78,13 @@ impl Ledger {
 
 /// No rank runs twice: whatever of a job has not ended is of one attempt, but for what is lost with its node.
 fn check_gang(stage: &Stage, job: &TrainJob) {
-    let workers = stage.pods.values().filter_map(|pod| Worker::of(job, pod));
+    let pods = stage.seen();
+    let workers = pods.iter().filter_map(|pod| Worker::of(job, pod));
     let alive: Vec<Worker<'_>> = workers
         .filter(|worker| !worker.is_finished())
         .filter(|worker| {
-            cluster::node_of(worker.pod).is_some_and(|node| stage.nodes.contains_key(node))
+            let node = worker.pod.node();
+            node.is_some_and(|node| stage.nodes.contains_key(node))
         })
         .collect();
     let attempts: Vec<u32> = alive.iter().map(|worker| worker.attempt).collect();
@@ -111,10 +114,9 @@ fn check_room(stage: &Stage) {
         let used = pods
             .filter_map(|pod| pod.spec.as_ref())
             .map(cluster::requests);
-        let used = used.fold(
-            stoke_sched::Resources::default(),
-            stoke_sched::Resources::plus,
-        );
+        let used = used.fold(stoke_sched::Resources::default(), |all, next| {
+            all.plus(&next)
+        });
         let have = cluster::node(node).allocatable;
         assert!(
             used.cpu <= have.cpu && used.memory <= have.memory && used.gpus <= have.gpus,
@@ -200,6 +202,46 @@ fn bury(stage: &mut Stage) {
     });
 }
 
+/// A leader dies, and what it had sent is carried out only after the next has read everything: a status, or some of the pods that are
+/// made or deleted at once. The next leader decides by what it read, and finds what has come since as an API server tells it.
+fn hands_over(stage: &mut Stage, dice: &mut Dice, ledger: &mut Ledger, name: &str) {
+    let Some(plan) = stage.plan(name) else { return };
+    let before = stage.jobs[name].clone();
+    let writes_status = before.status.as_ref() != Some(&plan.status);
+    let done = dice.roll(5) as usize;
+    stage.carry_out(name, &plan, done);
+    ledger.check(stage);
+    let read = stage.jobs.get(name).cloned();
+    let next = stage.plan(name);
+
+    if writes_status && done == 0 {
+        let known = stage.jobs.get_mut(name);
+        if let Some(known) = known.filter(|known| is_same(known, &before)) {
+            known.status = Some(plan.status);
+        }
+    } else {
+        let rest = plan.actions.iter().skip(done - usize::from(writes_status));
+        let creates = |action: &Action| matches!(action, Action::CreatePod(_));
+        let deletes = |action: &Action| matches!(action, Action::DeletePod { .. });
+        let mut rest = rest
+            .skip_while(|action| !creates(action) && !deletes(action))
+            .peekable();
+        let creating = rest.peek().is_some_and(|action| creates(action));
+        let late =
+            rest.take_while(|action| creates(action) == creating && (creating || deletes(action)));
+        for action in late {
+            if dice.roll(2) == 0 {
+                stage.act(name, action);
+            }
+        }
+    }
+    ledger.check(stage);
+    if let Some((read, next)) = read.zip(next) {
+        stage.carry_out_read_before(&read, &next);
+        ledger.check(stage);
+    }
+}
+
 fn simulate(seed: u64) {
     println!("seed {seed}");
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -209,7 +251,9 @@ fn simulate(seed: u64) {
         happens(&mut stage, &mut dice);
         ledger.check(&stage);
         let name = format!("j{}", dice.roll(3));
-        if let Some(plan) = stage.plan(&name) {
+        if dice.roll(4) == 0 {
+            hands_over(&mut stage, &mut dice, &mut ledger, &name);
+        } else if let Some(plan) = stage.plan(&name) {
             // Sometimes it dies on the way, sometimes before it begins.
             let writes = if dice.roll(3) == 0 {
                 dice.roll(4) as usize
@@ -245,9 +289,9 @@ fn settle(stage: &mut Stage, ledger: &mut Ledger) {
                 continue;
             }
             let attempt = status.current_attempt().expect("an attempt");
-            let ranks: Vec<u32> = stage
-                .pods
-                .values()
+            let pods = stage.seen();
+            let ranks: Vec<u32> = pods
+                .iter()
                 .filter_map(|pod| Worker::of(job, pod))
                 .filter(|worker| worker.attempt == attempt.number)
                 .map(|worker| worker.rank)

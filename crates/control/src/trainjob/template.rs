@@ -59,6 +59,19 @@ pub fn parse(job: &TrainJob) -> Result<PodTemplateSpec, Misconfigured> {
     Ok(template)
 }
 
+/// The claims that a template's volumes name, with where they do. Of a template that cannot be read, as many as can.
+pub fn claims(job: &TrainJob) -> Vec<(String, String)> {
+    let spec = job.spec.template.as_ref().and_then(|t| t.0.get("spec"));
+    let volumes = spec.and_then(|spec| spec.get("volumes")?.as_array());
+    let volumes = volumes.into_iter().flatten().enumerate();
+    let claims = volumes.filter_map(|(i, volume)| {
+        let claim = volume.get("persistentVolumeClaim")?.get("claimName")?;
+        let path = format!("template.spec.volumes[{i}]");
+        Some((path, claim.as_str()?.to_owned()))
+    });
+    claims.collect()
+}
+
 /// A template may speak of everything but the container, which Kubernetes' own type does not allow.
 fn allow_no_containers(template: &mut Value) {
     if let Some(Value::Object(spec)) = template.get_mut("spec") {

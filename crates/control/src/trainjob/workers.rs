@@ -1,12 +1,10 @@
 //! A job's pods, read as workers: which attempt and rank they are, how far they got, and what ended them.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
-use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL};
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated};
 
-use crate::cluster;
+use crate::seen::{self, ContainerState, ContainerStatus, Pod};
 
 /// A pod that belongs to a job, by its owner reference and not only by its labels.
 #[derive(Debug, Clone, Copy)]
@@ -29,30 +27,22 @@ impl<'a> Worker<'a> {
     /// None for a pod that is not the job's.
     pub fn of(job: &TrainJob, pod: &'a Pod) -> Option<Self> {
         let uid = job.metadata.uid.as_deref()?;
-        let owners = pod.metadata.owner_references.iter().flatten();
-        if !owners.into_iter().any(|owner| owner.uid == uid) {
+        if !pod.metadata.owners.iter().any(|owner| **owner == *uid) {
             return None;
         }
-        let labels = pod.metadata.labels.as_ref()?;
-        let number = |key: &str| labels.get(key).and_then(|value| value.parse().ok());
         Some(Self {
-            attempt: number(ATTEMPT_LABEL)?,
-            rank: number(RANK_LABEL)?,
+            attempt: pod.metadata.attempt?,
+            rank: pod.metadata.rank?,
             pod,
         })
     }
 
     pub fn name(&self) -> &'a str {
-        self.pod.metadata.name.as_deref().unwrap_or_default()
+        &self.pod.metadata.name
     }
 
     pub fn stage(&self) -> Stage {
-        let phase = self
-            .pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        match phase {
+        match self.pod.status.phase.as_deref() {
             Some("Running") => self.outlived_by_others().unwrap_or(Stage::Running),
             Some("Succeeded") => Stage::Succeeded,
             Some("Failed") => Stage::Failed,
@@ -62,7 +52,7 @@ impl<'a> Worker<'a> {
 
     /// Where other containers of the template run on after the worker's own has ended, its end is the end.
     fn outlived_by_others(&self) -> Option<Stage> {
-        let several = self.pod.spec.as_ref()?.containers.len() > 1;
+        let several = self.pod.spec.containers.len() > 1;
         let code = self.terminated().filter(|_| several)?.exit_code;
         Some(if code == 0 {
             Stage::Succeeded
@@ -72,7 +62,7 @@ impl<'a> Worker<'a> {
     }
 
     pub fn is_finished(&self) -> bool {
-        cluster::is_finished(self.pod)
+        self.pod.is_finished()
     }
 
     /// Someone has deleted it and it has not ended yet.
@@ -90,16 +80,12 @@ impl<'a> Worker<'a> {
     }
 
     pub fn started_at(&self) -> Option<Timestamp> {
-        let state = self.container()?.state.as_ref()?;
-        let running = state
-            .running
-            .as_ref()
-            .and_then(|running| running.started_at.as_ref());
-        let ended = state
-            .terminated
-            .as_ref()
-            .and_then(|ended| ended.started_at.as_ref());
-        running.or(ended).map(|time| time.0)
+        let time = match &self.container()?.state {
+            ContainerState::Running(started) => started.as_ref(),
+            ContainerState::Terminated(ended) => ended.started_at.as_ref(),
+            ContainerState::Waiting(_) | ContainerState::Unknown => None,
+        };
+        time.map(|time| time.0)
     }
 
     pub fn finished_at(&self) -> Option<Timestamp> {
@@ -110,92 +96,112 @@ impl<'a> Worker<'a> {
         self.terminated().map(|ended| ended.exit_code)
     }
 
-    /// Why it does not run yet, as its node says.
+    /// Why it does not run yet, as its node or the scheduler says.
     pub fn waits_for(&self) -> Option<String> {
-        let status = self.pod.status.as_ref()?;
-        let inits = status.init_container_statuses.iter().flatten();
-        let waiting = inits
-            .chain(status.container_statuses.iter().flatten())
-            .filter_map(|container| container.state.as_ref()?.waiting.as_ref())
-            .find(|waiting| waiting.reason.as_deref() != Some("PodInitializing"));
-        let unscheduled = || {
-            let conditions = status.conditions.iter().flatten();
-            conditions
-                .filter(|condition| {
-                    condition.type_ == "PodScheduled" && condition.status == "False"
-                })
-                .find_map(|condition| condition.message.clone())
-        };
-        match waiting {
-            Some(waiting) => {
-                let reason = waiting.reason.clone().unwrap_or_default();
-                let message = waiting
-                    .message
-                    .as_ref()
-                    .filter(|message| !message.is_empty());
-                Some(message.map_or(reason.clone(), |message| format!("{reason}: {message}")))
+        let (reason, message) = self.wait()?;
+        Some(if message.is_empty() {
+            reason.to_owned()
+        } else {
+            format!("{reason}: {message}")
+        })
+    }
+
+    /// The same, where it is not what every worker goes through. A kubelet that tries an image again and again says so in two ways in
+    /// turn; here it is one, lest the job's status be written each time.
+    pub fn trouble(&self) -> Option<String> {
+        let (reason, message) = self.wait()?;
+        match reason {
+            "ContainerCreating" | "PodInitializing" => None,
+            "ErrImagePull" | "ImagePullBackOff" => {
+                let (_, cause) = message
+                    .split_once("ErrImagePull: ")
+                    .unwrap_or(("", message));
+                Some(format!("its image cannot be pulled: {cause}"))
             }
-            None => unscheduled(),
+            _ => self.waits_for(),
         }
+    }
+
+    /// Reason and message.
+    fn wait(&self) -> Option<(&'a str, &'a str)> {
+        let status = &self.pod.status;
+        let inits = status.init_container_statuses.iter();
+        let waiting = inits
+            .chain(&status.container_statuses)
+            .filter_map(|container| match &container.state {
+                ContainerState::Waiting(waiting) => Some(waiting),
+                _ => None,
+            })
+            .find(|waiting| waiting.reason.as_deref() != Some("PodInitializing"));
+        let text = |text: &'a Option<Box<str>>| text.as_deref().unwrap_or_default();
+        if let Some(waiting) = waiting {
+            return Some((text(&waiting.reason), text(&waiting.message)));
+        }
+        let mut conditions = status.conditions.iter();
+        let unscheduled = conditions.find(|condition| *condition.type_ == *"PodScheduled")?;
+        Some((text(&unscheduled.reason), text(&unscheduled.message)))
+    }
+
+    /// When someone deleted it.
+    pub fn stop_asked(&self) -> Option<Timestamp> {
+        let due = self.stop_due()?;
+        let grace = self.pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+        let asked = due.saturating_sub(SignedDuration::from_secs(grace));
+        Some(asked.unwrap_or(due))
     }
 
     /// Was it deleted before it ended? Then the end is of that doing.
     fn was_stopped(&self) -> bool {
-        let Some(due) = self.stop_due() else {
-            return false;
-        };
-        let grace = self.pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
-        let asked = due
-            .saturating_sub(SignedDuration::from_secs(grace))
-            .unwrap_or(due);
-        self.finished_at().is_none_or(|ended| ended >= asked)
+        let ended = self.finished_at();
+        self.stop_asked()
+            .is_some_and(|asked| ended.is_none_or(|ended| ended >= asked))
     }
 
     /// What is known of its end. `end` is what the caller knows beyond the pod itself.
     pub fn evidence(&self, end: Option<End>, limit: Option<Bytes>) -> Evidence {
-        let status = self.pod.status.as_ref();
-        let disruption = status
-            .and_then(|status| status.conditions.as_ref())
-            .into_iter()
-            .flatten()
-            .find(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
-            .map(|condition| {
-                (
-                    condition.reason.clone().unwrap_or_default(),
-                    condition.message.clone().unwrap_or_default(),
-                )
-            });
+        let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
+        let status = &self.pod.status;
+        let mut conditions = status.conditions.iter();
+        let disruption = conditions
+            .find(|condition| *condition.type_ == *"DisruptionTarget")
+            .map(|condition| (text(&condition.reason), text(&condition.message)));
         let stopped = if self.was_stopped() {
             End::Deleted
         } else {
             End::Ended
         };
+        let (peak, oom_kills) = self.measured();
         Evidence {
             rank: self.rank,
-            node: cluster::node_of(self.pod).unwrap_or_default().to_owned(),
+            node: self.pod.node().unwrap_or_default().to_owned(),
             end: end.unwrap_or(stopped),
-            pod_reason: status
-                .and_then(|status| status.reason.clone())
-                .unwrap_or_default(),
-            pod_message: status
-                .and_then(|status| status.message.clone())
-                .or_else(|| self.waits_for())
-                .unwrap_or_default(),
+            pod_reason: text(&status.reason),
+            pod_message: match &status.message {
+                Some(message) => message.as_ref().to_owned(),
+                None => self.waits_for().unwrap_or_default(),
+            },
             disruption,
             container: self.failed_container(),
             limit,
+            peak,
+            oom_kills,
         }
+    }
+
+    /// What its node measured of the worker: the most memory that it used, and how many of its processes the kernel killed for it.
+    fn measured(&self) -> (Option<Bytes>, u64) {
+        let usage = self.pod.metadata.usage.as_deref().unwrap_or_default();
+        let usage: serde_json::Value = serde_json::from_str(usage).unwrap_or_default();
+        let name = self.pod.spec.containers.first();
+        let worker = &usage["containers"][name.map_or("", AsRef::as_ref)];
+        let peaks = ["peakBytes", "recentPeakBytes"].map(|key| worker[key].as_u64());
+        let peak = peaks.into_iter().flatten().find(|peak| *peak > 0);
+        (peak.map(Bytes), worker["oomKills"].as_u64().unwrap_or(0))
     }
 
     /// The worker container's end, or that of the init container that kept it from starting.
     fn failed_container(&self) -> Option<Terminated> {
-        let inits = self
-            .pod
-            .status
-            .as_ref()?
-            .init_container_statuses
-            .iter()
-            .flatten();
+        let inits = self.pod.status.init_container_statuses.iter();
         let failed_init = inits
             .filter_map(|init| Some((init, ended(init)?)))
             .find(|(_, ended)| ended.exit_code != 0);
@@ -203,23 +209,24 @@ impl<'a> Worker<'a> {
             Some(found) => found,
             None => (self.container()?, self.terminated()?),
         };
+        let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
         Some(Terminated {
-            name: container.name.clone(),
+            name: container.name.as_ref().to_owned(),
             exit_code: ended.exit_code,
             signal: ended.signal,
-            reason: ended.reason.clone().unwrap_or_default(),
-            message: ended.message.clone().unwrap_or_default(),
+            reason: text(&ended.reason),
+            message: text(&ended.message),
         })
     }
 
-    fn terminated(&self) -> Option<&'a ContainerStateTerminated> {
+    fn terminated(&self) -> Option<&'a seen::Terminated> {
         self.container().and_then(ended)
     }
 
     /// The status of the worker container, which is the first of the pod; of several, the one that failed says more.
     fn container(&self) -> Option<&'a ContainerStatus> {
-        let name = &self.pod.spec.as_ref()?.containers.first()?.name;
-        let statuses = self.pod.status.as_ref()?.container_statuses.as_ref()?;
+        let name = self.pod.spec.containers.first()?;
+        let statuses = &self.pod.status.container_statuses;
         let failed = statuses
             .iter()
             .find(|s| ended(s).is_some_and(|ended| ended.exit_code != 0));
@@ -233,16 +240,9 @@ impl<'a> Worker<'a> {
     }
 }
 
-fn ended(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
-    let state: &ContainerState = status.state.as_ref()?;
-    state.terminated.as_ref()
-}
-
-/// The job that a pod says it belongs to.
-pub fn job_name(pod: &Pod) -> Option<&str> {
-    pod.metadata
-        .labels
-        .as_ref()?
-        .get(JOB_LABEL)
-        .map(String::as_str)
+fn ended(status: &ContainerStatus) -> Option<&seen::Terminated> {
+    match &status.state {
+        ContainerState::Terminated(ended) => Some(ended),
+        _ => None,
+    }
 }

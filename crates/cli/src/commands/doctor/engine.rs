@@ -10,15 +10,18 @@ use crate::engine::shims;
 use crate::failure;
 use crate::render;
 use crate::session::Session;
+use crate::world::Place;
 
 /// Checkpoints and logs fill a disk; below this the next one may.
 const FREE_MIN: u64 = 5 << 30;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-pub async fn findings(session: &Session) -> Vec<Finding> {
-    let mut findings = vec![disk(&session.data_dir), locks(&session.data_dir)];
-    findings.push(engine(session).await);
-    findings
+pub async fn findings(session: &Session, data_dir: &DataDir) -> Vec<Finding> {
+    vec![
+        disk(data_dir),
+        locks(data_dir),
+        engine(session, data_dir).await,
+    ]
 }
 
 fn disk(data_dir: &DataDir) -> Finding {
@@ -73,9 +76,9 @@ fn locks(data_dir: &DataDir) -> Finding {
     }
 }
 
-async fn engine(session: &Session) -> Finding {
+async fn engine(session: &Session, data_dir: &DataDir) -> Finding {
     const SUBJECT: &str = "engine";
-    let pid = match session.data_dir.holder() {
+    let pid = match data_dir.holder() {
         Ok(pid) => pid,
         Err(error) => {
             return Finding::warn(
@@ -86,7 +89,7 @@ async fn engine(session: &Session) -> Finding {
         }
     };
     let Some(pid) = pid else {
-        let orphans = shims::alive(&session.data_dir).len();
+        let orphans = shims::alive(data_dir).len();
         return if orphans == 0 {
             Finding::ok(SUBJECT, "not running (start it: stoke up --detach)")
         } else {
@@ -102,8 +105,7 @@ async fn engine(session: &Session) -> Finding {
         let client = session.client().await?;
         anyhow::Ok(client.apiserver_version().await?)
     };
-    let url = session
-        .data_dir
+    let url = data_dir
         .record()
         .map(|record| record.url)
         .unwrap_or_default();
@@ -114,19 +116,22 @@ async fn engine(session: &Session) -> Finding {
         ),
         Ok(Err(error)) => Finding::warn(
             SUBJECT,
-            format!("pid {pid} does not answer: {}", failure::sentence(&error)),
-            restart(session),
+            format!(
+                "pid {pid} does not answer: {}",
+                failure::sentence(&error, &Place::Engine)
+            ),
+            restart(data_dir),
         ),
         Err(_) => Finding::warn(
             SUBJECT,
             format!("pid {pid} does not answer in time"),
-            restart(session),
+            restart(data_dir),
         ),
     }
 }
 
-fn restart(session: &Session) -> String {
-    let log = session.data_dir.log();
+fn restart(data_dir: &DataDir) -> String {
+    let log = data_dir.log();
     format!(
         "look into {}; restart it under its jobs: stoke down --keep-jobs && stoke up --detach",
         log.display()

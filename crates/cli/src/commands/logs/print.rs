@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anstyle::Style;
 use stoke_api::TrainJob;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{self, Exit, Failure};
 use crate::follow::{Happening, Line};
 use crate::render;
 use crate::session::Session;
@@ -73,27 +73,34 @@ pub fn new_attempt(job: &TrainJob) {
 /// What keeps lines from coming.
 pub fn interruption(name: &str, happening: &Happening, session: &Session) -> anyhow::Result<()> {
     match happening {
-        Happening::Away => terminal::talk(format_args!(
-            "{}",
-            paint(
-                DIM,
-                "the engine does not answer; waiting for it to come back"
-            )
+        Happening::Away => {
+            let told = format!(
+                "{} does not answer; waiting for it to come back",
+                session.place()
+            );
+            terminal::talk(format_args!("{}", paint(DIM, told)));
+        }
+        Happening::Back => {
+            let told = format!("{} is back", session.place());
+            terminal::talk(format_args!("{}", paint(DIM, told)));
+        }
+        Happening::Unreadable { pod, error } => terminal::talk(format_args!(
+            "{pod}: its lines cannot be read: {}",
+            failure::api_sentence(error, &session.place())
         )),
-        Happening::Back => terminal::talk(format_args!("{}", paint(DIM, "the engine is back"))),
+        Happening::Refused(error) => {
+            let what = format!(
+                "cannot follow job {name:?}: {}",
+                failure::api_sentence(error, &session.place())
+            );
+            return Err(Failure::new(Exit::Refused, what)
+                .hint(format!("it goes on; look at it: stoke get jobs {name}"))
+                .into());
+        }
         Happening::Gone => {
             return Err(Failure::new(Exit::NotFound, format!("job {name:?} was deleted")).into());
         }
-        Happening::Lost => {
-            let what = format!(
-                "the engine of {} has not come back",
-                session.data_dir.path().display()
-            );
-            let hint = format!(
-                "the job's processes may still run; start the engine and look: stoke up --detach && stoke logs -f {name}"
-            );
-            return Err(Failure::new(Exit::Unreachable, what).hint(hint).into());
-        }
+        Happening::Lost => return Err(session.lost(name).into()),
         Happening::Job(_) | Happening::Line(_) | Happening::Finished(_) => {}
     }
     Ok(())

@@ -41,6 +41,14 @@ impl Caller {
         })
     }
 
+    /// For a job that runs elsewhere: variables can be asked for by name, but neither they nor the directory are lent.
+    pub fn seen_from_afar(self) -> Self {
+        Self {
+            directory: None,
+            ..self
+        }
+    }
+
     pub fn nobody() -> Self {
         Self::default()
     }

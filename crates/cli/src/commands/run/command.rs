@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::Value;
 use stoke_api::names::{GROUP, VERSION};
-use stoke_api::trainjob::{Checkpoint, DatasetMount, EnvVar, Memory};
+use stoke_api::trainjob::{Checkpoint, DatasetMount, EnvVar, Memory, Template};
 use stoke_api::{Bytes, TrainJobSpec};
 
 use super::JobArgs;
@@ -58,6 +58,7 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
         gpus: args.gpus.clone().unwrap_or_default(),
         gpu_types: args.gpu_types.clone(),
         cpus: args.cpus,
+        image: args.image.clone(),
         command: command.iter().map(|word| as_typed(word)).collect(),
         working_dir: args
             .working_dir
@@ -83,8 +84,25 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
         retries: args.retries.unwrap_or(0),
         max_duration: args.max_duration,
         ttl: args.ttl,
+        template: template(args),
         ..TrainJobSpec::default()
     })
+}
+
+/// What a job says of its pods only through a template.
+fn template(args: &JobArgs) -> Option<Template> {
+    let mut spec = serde_json::Map::new();
+    if !args.image_pull_secret.is_empty() {
+        let secrets = args
+            .image_pull_secret
+            .iter()
+            .map(|name| serde_json::json!({"name": name}));
+        spec.insert("imagePullSecrets".to_owned(), secrets.collect());
+    }
+    if let Some(account) = &args.service_account {
+        spec.insert("serviceAccountName".to_owned(), account.clone().into());
+    }
+    (!spec.is_empty()).then(|| Template([("spec".to_owned(), spec.into())].into()))
 }
 
 /// A container's command knows `$(NAME)` and reads `$$` as `$`; a shell line that someone typed means neither.
@@ -260,7 +278,7 @@ mod tests {
     #[test]
     fn every_flag_has_its_field() {
         insta::assert_snapshot!(built(
-            "--name gpt --framework torch --workers 2 --gpus 4 --gpu-types a100,h100 --cpus 500m --memory 16Gi --processes 8 \
+            "--name gpt --image acme/vision:1.4 --image-pull-secret hub --service-account trainer --framework torch --workers 2 --gpus 4 --gpu-types a100,h100 --cpus 500m --memory 16Gi --processes 8 \
              --retries 0 --queue vision --priority production --env A=b=c --env TOKEN --checkpoint /ckpt --dataset imagenet:/data \
              --max-duration 48h --ttl 1h --working-dir sub -- sh -c true"
         ), @r#"
@@ -290,6 +308,7 @@ mod tests {
           - a100
           - h100
           gpus: 4
+          image: acme/vision:1.4
           maxDuration: 2d
           memory:
             limit: 16Gi
@@ -297,6 +316,11 @@ mod tests {
           processesPerWorker: 8
           queue: vision
           retries: 0
+          template:
+            spec:
+              imagePullSecrets:
+              - name: hub
+              serviceAccountName: trainer
           ttl: 1h
           workers: 2
           workingDir: /work/sub

@@ -15,6 +15,7 @@ use crate::kinds::{self, Kind};
 use crate::manifest::{Document, Manifest, Source};
 use crate::session::Session;
 use crate::terminal;
+use crate::world::Place;
 
 /// Objects to submit, with the file each stands in.
 pub struct Submission {
@@ -64,6 +65,35 @@ impl Submission {
         Ok(())
     }
 
+    /// A cluster runs containers, and has no tools of its own to run a command with.
+    pub fn require_images(&self, place: &Place) -> Result<(), Failure> {
+        let fault = |what: String, hint: &str| {
+            Err(Failure::new(
+                Exit::Refused,
+                format!("{what} names no image, and {place} runs containers"),
+            )
+            .hint(hint))
+        };
+        for part in &self.parts {
+            match part {
+                Part::Command(job) if !has_image(job) => {
+                    return fault("the job".to_owned(), "name one: --image IMAGE");
+                }
+                Part::Command(_) => {}
+                Part::File { manifest, .. } => {
+                    let without = manifest
+                        .documents
+                        .iter()
+                        .find(|document| document.is_job() && !has_image(&document.value));
+                    if let Some(document) = without {
+                        return fault(document.title(), "write it into the file: spec.image");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub fn objects(&self) -> Vec<Value> {
         let objects = self.parts.iter().flat_map(|part| match part {
             Part::File { objects, .. } => objects.as_slice(),
@@ -88,7 +118,7 @@ impl Submission {
                         .await
                         .map_err(|refused| {
                             refused.told(|error| {
-                                anyhow::Error::new(error).context("the engine refused the job")
+                                anyhow::Error::new(error).context("the job was refused")
                             })
                         })?;
                     jobs.push(job);
@@ -126,6 +156,16 @@ fn part(source: &Source, caller: &Caller) -> anyhow::Result<Part> {
     Ok(Part::File { manifest, objects })
 }
 
+fn has_image(job: &Value) -> bool {
+    let spec = &job["spec"];
+    let containers = spec["template"]["spec"]["containers"].as_array();
+    let in_template = containers
+        .into_iter()
+        .flatten()
+        .any(|container| container["image"].is_string());
+    spec["image"].is_string() || in_template
+}
+
 /// The server makes the name; the rules speak of the one it will make.
 fn with_some_name(job: &Value) -> Value {
     let mut job = job.clone();
@@ -139,7 +179,7 @@ async fn served(client: &Client, document: &Document) -> anyhow::Result<Kind> {
     let kind = kinds::resolve_gvk(client, &document.api_version, &document.kind).await?;
     kind.ok_or_else(|| {
         let what = format!(
-            "the engine serves no {} of {}",
+            "no {} of {} is served here",
             document.kind, document.api_version
         );
         Failure::new(Exit::NotFound, what)
@@ -187,7 +227,7 @@ async fn create_job(
     let object = created.map_err(Refused::ByServer)?;
     let job: TrainJob = object
         .try_parse()
-        .context("the engine answered with something that is no job")
+        .context("the answer is no job")
         .map_err(Refused::Otherwise)?;
     terminal::talk(format_args!("{}/{} created", kind.singular(), job.name()));
     Ok(job)

@@ -11,7 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use tokio::sync::mpsc;
 
-use super::EVERY;
+use super::Rhythm;
 use crate::failure;
 use crate::render::top::{JobRow, NodeRow, Picture, cpu_text, gpu_text, memory_text, percent};
 
@@ -36,10 +36,11 @@ struct Screen {
 /// Shows the picture until the person leaves. The terminal is put back as it was, also on an error.
 pub async fn run(
     first: Picture,
+    rhythm: Rhythm,
     look: impl AsyncFn() -> anyhow::Result<Picture>,
 ) -> anyhow::Result<()> {
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let result = show(&mut terminal, first, look).await;
+    let result = show(&mut terminal, first, rhythm, look).await;
     ratatui::restore();
     result
 }
@@ -47,6 +48,7 @@ pub async fn run(
 async fn show(
     terminal: &mut ratatui::DefaultTerminal,
     first: Picture,
+    rhythm: Rhythm,
     look: impl AsyncFn() -> anyhow::Result<Picture>,
 ) -> anyhow::Result<()> {
     let mut keys = read_keys();
@@ -56,7 +58,7 @@ async fn show(
         trouble: None,
         looked: Instant::now(),
     };
-    let mut tick = tokio::time::interval(EVERY);
+    let mut tick = tokio::time::interval(rhythm.every);
     loop {
         terminal
             .draw(|frame| screen.draw(frame))
@@ -77,7 +79,7 @@ async fn show(
                     screen.looked = Instant::now();
                 }
                 // The last picture stays; the engine may come back.
-                Err(error) => screen.trouble = Some(failure::sentence(&error)),
+                Err(error) => screen.trouble = Some(failure::sentence(&error, &rhythm.place)),
             },
         }
     }

@@ -40,7 +40,7 @@ pub fn start(gang: &Gang<'_>, rank: u32) -> Result<Start, Misconfigured> {
         .iter()
         .map(|host| format!("{}={}:{}", host.name, host.address, host.port))
         .collect();
-    let mut variables = vec![var(env::MPI_HOSTS, all.join(",")), token(gang.job)];
+    let mut variables = vec![var(env::MPI_HOSTS, all.join(",")), token(gang)];
     if let Some(own) = hosts.get(rank as usize) {
         variables.push(var(env::MPI_LISTEN, format!("{}:{}", own.listen, own.port)));
     }
@@ -50,13 +50,13 @@ pub fn start(gang: &Gang<'_>, rank: u32) -> Result<Start, Misconfigured> {
     })
 }
 
-fn token(job: &str) -> EnvVar {
+fn token(gang: &Gang<'_>) -> EnvVar {
     EnvVar {
         name: env::MPI_TOKEN.to_owned(),
         value: None,
         value_from: Some(EnvVarSource {
             secret_key_ref: Some(SecretKeySelector {
-                name: mpi_secret(job),
+                name: mpi_secret(gang.job, gang.job_uid),
                 key: MPI_TOKEN_KEY.to_owned(),
                 optional: None,
             }),

@@ -1,5 +1,6 @@
 //! Is the attempt over, and how did it end?
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -19,6 +20,8 @@ pub struct Ending {
     pub at: Timestamp,
     /// Where the job ends with it.
     pub last_phase: Option<Phase>,
+    /// Nodes on which workers did not start.
+    pub avoid: Vec<String>,
 }
 
 /// When one worker is out of memory the others soon lose their connection to it, and are seen to fail first as often as not. Ends
@@ -34,6 +37,7 @@ pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         .or_else(|| overdue(turn, attempt))
         .or_else(|| late(turn, attempt, &ranks))
         .or_else(|| changed(turn, attempt, &ranks))
+        .or_else(|| refused(turn, attempt))
 }
 
 fn succeeded(turn: &Turn<'_>, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
@@ -55,6 +59,7 @@ fn succeeded(turn: &Turn<'_>, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
         message: telling::succeeded(ranks.len()),
         at: not_after(turn, at),
         last_phase: Some(Phase::Complete),
+        avoid: Vec::new(),
     })
 }
 
@@ -73,13 +78,24 @@ fn failed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> O
         .filter(|worker| ended(worker).duration_since(first) <= SAME_END)
         .map(|worker| (worker, diagnose(&worker.evidence(None, limit))))
         .min_by_key(|(worker, diagnosis)| (explains(diagnosis), ended(worker), worker.rank))?;
-    Some(diagnosed(
-        diagnosis,
-        worker.rank,
-        worker.exit_code(),
-        not_after(turn, Some(ended(worker))),
-    ))
+    let at = not_after(turn, Some(ended(worker)));
+    if explains(&diagnosis) > UNEXPLAINED_MAX
+        && let Some((rank, diagnosis)) = lost_beside(turn, attempt, ranks, first)
+    {
+        return Some(diagnosed(diagnosis, rank, None, at));
+    }
+    // A node that turned one away would do it again.
+    let turned_away = (diagnosis.reason, diagnosis.blame) == (Reason::StartFailed, Blame::Outside);
+    let node = attempt.nodes.get(worker.rank as usize);
+    let ending = diagnosed(diagnosis, worker.rank, worker.exit_code(), at);
+    Some(Ending {
+        avoid: node.filter(|_| turned_away).cloned().into_iter().collect(),
+        ..ending
+    })
 }
+
+/// Ends that [`explains`] gives more than this do not say why others ended.
+const UNEXPLAINED_MAX: u8 = 2;
 
 /// How well an end explains the ends of others; less is better.
 fn explains(diagnosis: &Diagnosis) -> u8 {
@@ -99,21 +115,53 @@ fn suspended(turn: &Turn<'_>) -> Option<Ending> {
         message: String::new(),
         at: turn.now,
         last_phase: None,
+        avoid: Vec::new(),
     })
 }
 
 /// Deleted by someone else, or gone with its node. Our own deletions come only after the end is on record.
 fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
+    let lost = lost(attempt, ranks, |worker, node| match worker {
+        Some(worker) if worker.is_finished() => None,
+        Some(worker) if worker.is_stopping() => Some(End::Deleted),
+        // Before all ran, a pod that is not there may simply not have been created yet.
+        None if attempt.running_at.is_some() => Some(End::Deleted),
+        _ if turn.observed.cluster.node(node).is_none() => Some(End::NodeGone),
+        _ => None,
+    });
+    lost.map(|(rank, diagnosis)| diagnosed(diagnosis, rank, None, turn.now))
+}
+
+/// A worker that was taken away about when another failed, at `first`: the others lost their connection to it.
+fn lost_beside(
+    turn: &Turn<'_>,
+    attempt: &Attempt,
+    ranks: &[Option<Worker<'_>>],
+    first: Timestamp,
+) -> Option<(u32, Diagnosis)> {
+    lost(attempt, ranks, |worker, node| match worker {
+        Some(worker) if worker.is_finished() => None,
+        Some(worker) if worker.is_stopping() => {
+            let asked = worker.stop_asked()?;
+            (asked.duration_since(first) <= SAME_END).then_some(End::Deleted)
+        }
+        None if attempt.running_at.is_some() => Some(End::Deleted),
+        _ => {
+            let node = turn.observed.cluster.node(node);
+            (!node.is_some_and(|node| node.ready)).then_some(End::NodeGone)
+        }
+    })
+}
+
+/// The first worker that `how` says was lost, and what is to be said of it.
+fn lost<'a>(
+    attempt: &Attempt,
+    ranks: &[Option<Worker<'a>>],
+    how: impl Fn(Option<Worker<'a>>, &str) -> Option<End>,
+) -> Option<(u32, Diagnosis)> {
     let ranked = (0_u32..).zip(ranks).zip(&attempt.nodes);
-    let lost = ranked.filter_map(|((rank, worker), node)| {
-        let end = match worker {
-            Some(worker) if worker.is_finished() => return None,
-            Some(worker) if worker.is_stopping() => End::Deleted,
-            // Before all ran, a pod that is not there may simply not have been created yet.
-            None if attempt.running_at.is_some() => End::Deleted,
-            _ if turn.observed.cluster.node(node).is_none() => End::NodeGone,
-            _ => return None,
-        };
+    let mut lost = ranked.filter_map(|((rank, worker), node)| {
+        let end = how(*worker, node)?;
         let evidence = match worker {
             Some(worker) => worker.evidence(Some(end), None),
             None => Evidence {
@@ -125,8 +173,7 @@ fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) 
         let node = node.clone();
         Some((rank, diagnose(&Evidence { node, ..evidence })))
     });
-    let (rank, diagnosis) = lost.min_by_key(|(rank, _)| *rank)?;
-    Some(diagnosed(diagnosis, rank, None, turn.now))
+    lost.next()
 }
 
 fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
@@ -139,6 +186,7 @@ fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         message: telling::overdue(max),
         at: turn.now,
         last_phase: Some(Phase::Failed),
+        avoid: Vec::new(),
     })
 }
 
@@ -149,22 +197,38 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     }
     let placed = attempt.placed_at.as_ref()?;
     let deadline: Duration = turn.config.start_deadline;
-    let waiting =
-        |worker: &Option<Worker<'_>>| worker.is_none_or(|worker| worker.stage() == Stage::Waiting);
-    let rank = ranks.iter().position(waiting)?;
     if after(placed.0, deadline) > turn.now {
         return None;
     }
+    let waiting = || {
+        (0_u32..)
+            .zip(ranks)
+            .filter(|(_, worker)| worker.is_none_or(|worker| worker.stage() == Stage::Waiting))
+    };
+    // One that says what holds it back, if there is one.
+    let troubled = |worker: &Option<Worker<'_>>| worker.is_some_and(|w| w.trouble().is_some());
+    let told = waiting().find(|(_, worker)| troubled(worker));
+    let (rank, worker) = told.or_else(|| waiting().next())?;
+    let node = |rank: u32| {
+        attempt
+            .nodes
+            .get(rank as usize)
+            .cloned()
+            .unwrap_or_default()
+    };
     let end = End::NeverStarted;
-    let evidence =
-        ranks[rank].map_or_else(Evidence::default, |worker| worker.evidence(Some(end), None));
+    let evidence = worker.map_or_else(Evidence::default, |worker| worker.evidence(Some(end), None));
     let evidence = Evidence {
-        rank: rank as u32,
-        node: attempt.nodes[rank].clone(),
+        rank,
+        node: node(rank),
         end,
         ..evidence
     };
-    Some(diagnosed(diagnose(&evidence), rank as u32, None, turn.now))
+    let avoid: BTreeSet<String> = waiting().map(|(rank, _)| node(rank)).collect();
+    Some(Ending {
+        avoid: avoid.into_iter().collect(),
+        ..diagnosed(diagnose(&evidence), rank, None, turn.now)
+    })
 }
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.
@@ -178,6 +242,27 @@ fn changed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> 
         message: "the job was changed while its workers were being created".to_owned(),
         at: turn.now,
         last_phase: None,
+        avoid: Vec::new(),
+    })
+}
+
+/// The API server will not have all of the gang: what it has is given back, with the room, until it is tried again.
+fn refused(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
+    let refusal = turn.observed.refused.as_ref()?;
+    let stands_in_the_way = attempt.running_at.is_none() && refusal.attempt == Some(attempt.number);
+    stands_in_the_way.then(|| Ending {
+        outcome: Outcome::Interrupted,
+        exit: Some(Exit {
+            rank: 0,
+            exit_code: None,
+            reason: refusal.reason().to_string(),
+            message: refusal.message.clone(),
+        }),
+        reason: refusal.reason(),
+        message: refusal.message.clone(),
+        at: turn.now,
+        last_phase: None,
+        avoid: Vec::new(),
     })
 }
 
@@ -198,6 +283,7 @@ fn diagnosed(diagnosis: Diagnosis, rank: u32, exit_code: Option<i32>, at: Timest
         message,
         at,
         last_phase: None,
+        avoid: Vec::new(),
     }
 }
 
@@ -211,6 +297,7 @@ impl Ending {
             message,
             at,
             last_phase: None,
+            avoid: Vec::new(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a job's state is said: sentences, conditions, and one Event for each transition.
+//! How a job's state is said: sentences, conditions, and an Event for each thing that went wrong.
 //!
 //! Invariant: nothing here depends on the clock but the times it is given, so that saying it again changes nothing.
 
@@ -12,18 +12,16 @@ use stoke_api::{Reason, Span};
 use super::{Action, Turn};
 use crate::trainjob::workers::Worker;
 
-/// An Event about a job.
+/// An Event about a job: a warning. What goes as it should is in the conditions, with its time, and is not told twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Telling {
-    pub warning: bool,
     pub reason: String,
     pub message: String,
 }
 
 impl fmt::Display for Telling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.warning { "Warning" } else { "Normal" };
-        write!(f, "{kind} {}: {}", self.reason, self.message)
+        write!(f, "{}: {}", self.reason, self.message)
     }
 }
 
@@ -33,43 +31,33 @@ impl Turn<'_> {
         if let Some(refused) = &self.observed.refused
             && !self.status.phase.is_final()
         {
-            self.status.reason = Reason::ApplyFailed.to_string();
-            self.status.message.clone_from(refused);
+            self.status.reason = refused.reason().to_string();
+            self.status.message.clone_from(&refused.message);
         }
         self.status.observed_generation = self.job.metadata.generation;
         self.set_conditions();
         let before = self.job.status.clone().unwrap_or_default();
         let moved = (before.phase, &before.reason) != (self.status.phase, &self.status.reason);
-        if self.job.status.is_none() || moved {
-            let telling = self.telling(before.phase);
-            self.actions.push(Action::Tell(telling));
+        if (self.job.status.is_none() || moved) && self.went_wrong() {
+            self.actions.push(Action::Tell(Telling {
+                reason: self.status.reason.clone(),
+                message: self.status.message.clone(),
+            }));
         }
     }
 
-    fn telling(&self, before: Phase) -> Telling {
-        let status = &self.status;
-        // To have a place is what is new about a gang that starts.
-        let placed = status.phase == Phase::Starting && before != Phase::Starting;
-        let reason = if placed && status.reason == Reason::StartingWorkers.to_string() {
-            Reason::Placed.to_string()
-        } else {
-            status.reason.clone()
-        };
+    fn went_wrong(&self) -> bool {
         let calm = [
             Reason::BackingOff,
             Reason::StoppingWorkers,
             Reason::InsufficientCapacity,
             Reason::WaitingForQuota,
         ];
-        let warning = match status.phase {
+        let status = &self.status;
+        match status.phase {
             Phase::Failed | Phase::Restarting => true,
             Phase::Queued => !calm.iter().any(|calm| calm.to_string() == status.reason),
             _ => status.reason == Reason::ApplyFailed.to_string(),
-        };
-        Telling {
-            warning,
-            reason,
-            message: status.message.clone(),
         }
     }
 
@@ -174,7 +162,7 @@ pub fn starting(attempt: &Attempt, waiting: Option<&Worker<'_>>) -> String {
         Some(format!(
             "; rank {} waits: {}",
             worker.rank,
-            worker.waits_for()?
+            worker.trouble()?
         ))
     });
     format!("{}{}", place(attempt), held.unwrap_or_default())

@@ -1,0 +1,245 @@
+//! `stoke operator`: the controllers in a cluster, of which several may be started and one works.
+
+mod endpoints;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use http::HeaderValue;
+use http::header::USER_AGENT;
+use kube::Client;
+use stoke_control::{Config, LeaseOptions, Vitals};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::WorldArgs;
+use crate::engine::stop_signals;
+use crate::failure::{Exit, Failure};
+use crate::terminal;
+use crate::world;
+
+const EXAMPLES: &str = "\
+Examples:
+  stoke operator                          in a pod, as its service account; the chart does this
+  stoke operator --kubeconfig admin.conf --listen 127.0.0.1:8080
+                                          from a machine of one's own, against a cluster
+  kubectl get lease stokehold-operator -n stokehold-system
+                                          who leads
+
+It serves /healthz (alive), /readyz (leads or stands by, or why not) and /metrics (for Prometheus).
+SIGTERM ends it: what is under way is finished and the lease is given back, so that another takes
+over at once.";
+
+/// Run the controllers of a cluster: place jobs, make their pods, follow them to their end
+///
+/// Several may run at once. They share a Lease: one leads and works, the others stand by and take over when it gives the
+/// lease back, or has not renewed it for as long as it lasts. Who has lost it writes nothing more.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where health and metrics are served
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+    /// Jobs worked on at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    concurrency: u16,
+    /// Requests to the API server under way at once; fewer while it says that it has too much to do
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    requests: u32,
+    /// Image that holds this program, for workers that need it (MPI)
+    #[arg(long, value_name = "IMAGE", env = "STOKE_IMAGE", hide_env = true)]
+    image: Option<String>,
+    /// Give every job with several workers a NetworkPolicy of its own
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    network_policy: bool,
+    /// How long a gang may take to start before it is placed anew, elsewhere where it can
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
+    start_deadline: Duration,
+    /// Namespace of the Lease [default: the operator's own]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAMESPACE",
+        hide_env = true,
+        help_heading = "Leading"
+    )]
+    lease_namespace: Option<String>,
+    /// Name of the Lease
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stokehold-operator",
+        help_heading = "Leading"
+    )]
+    lease_name: String,
+    /// How long others wait for a leader that gives no sign of life, in whole seconds
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time, help_heading = "Leading")]
+    lease_duration: Duration,
+    /// When a leader that cannot renew its lease stops
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time, help_heading = "Leading")]
+    renew_deadline: Duration,
+    /// How often it is renewed, and looked at
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time, help_heading = "Leading")]
+    retry_period: Duration,
+    /// What we are known by
+    #[arg(long, env = "POD_NAME", hide = true)]
+    pod_name: Option<String>,
+}
+
+/// `15s`, `2m`, `300ms`.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number
+        .parse()
+        .map_err(|_| "a number and a unit, as in 15s".to_owned())?;
+    let number = u64::from(number);
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number * 60)),
+        _ => Err("a unit is missing or unknown: ms, s or m, as in 15s".to_owned()),
+    }
+}
+
+pub fn run(args: Args, world: &WorldArgs) -> anyhow::Result<ExitCode> {
+    start_log();
+    // Work here is short and mostly waiting; a thread per core of a large machine would only cost memory.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    let result = runtime.block_on(operate(args, world));
+    // Its socket and its timers go with the process.
+    runtime.shutdown_background();
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// kube tells of every failed request by itself, each time; what matters of them is told once, by us.
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("STOKE_LOG").unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("warn,stoke=info,kube_client=off,kube_runtime=off")
+    });
+    // A second subscriber is refused; then the first one has it.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(terminal::stderr_is_terminal())
+        .try_init();
+}
+
+async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
+    // Before anything is begun, so that no signal finds us halfway without a handler.
+    let stop = stop_signals()?;
+    let mut config = world::service_config(world).await?;
+    set_patience(&mut config);
+    let lease = lease(&args, &config.default_namespace)?;
+    name_ourselves(&mut config, &lease.identity);
+    let server = config.cluster_url.to_string();
+    let client = Client::try_from(config).context("cannot set up a client for the cluster")?;
+    let listener = TcpListener::bind(args.listen).await.map_err(|source| {
+        Failure::new(Exit::Failed, format!("cannot serve on {}", args.listen))
+            .hint("choose another with --listen ADDRESS:PORT")
+            .source(source)
+    })?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), %server, listen = %args.listen, "operator");
+
+    let vitals = Arc::<Vitals>::default();
+    let shutdown = CancellationToken::new();
+    // Twice what a step of whoever looks after the lease may take at most.
+    let still_max = lease.lease_duration * 2;
+    let served = tokio::spawn(endpoints::serve(listener, vitals.clone(), still_max));
+    let signalled = tokio::spawn({
+        let shutdown = shutdown.clone();
+        async move {
+            let signal = stop.await;
+            tracing::info!(signal, "stopping");
+            shutdown.cancel();
+        }
+    });
+    let control = Config {
+        concurrency: usize::from(args.concurrency),
+        requests: args.requests,
+        image: args.image,
+        network_policies: args.network_policy,
+        start_deadline: args.start_deadline,
+        ..Config::cluster()
+    };
+    let led = stoke_control::lead(client, lease, control, vitals, shutdown).await;
+    served.abort();
+    signalled.abort();
+    led.context("the controllers stopped")
+}
+
+/// How long a connection may be silent.
+fn set_patience(config: &mut kube::Config) {
+    config.connect_timeout = Some(Duration::from_secs(10));
+    config.write_timeout = Some(Duration::from_secs(30));
+    // Watches share this: the API server sends each a bookmark a minute, so one that hears nothing for longer is dead, whatever its
+    // socket says. Answers have shorter limits of their own.
+    config.read_timeout = Some(Duration::from_secs(100));
+    config.reset_reader_on_write = true;
+    // The controllers wait by themselves when they are told to, and must not be held up where they would not know of it.
+    config.default_retry = false;
+}
+
+/// So that the API server's audit log says which of several it was.
+fn name_ourselves(config: &mut kube::Config, identity: &str) {
+    let name = format!("stoke-operator/{} ({identity})", env!("CARGO_PKG_VERSION"));
+    if let Ok(name) = HeaderValue::from_str(&name) {
+        config.headers.push((USER_AGENT, name));
+    }
+}
+
+fn lease(args: &Args, own_namespace: &str) -> anyhow::Result<LeaseOptions> {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let pod = args.pod_name.clone().unwrap_or(host);
+    let namespace = args.lease_namespace.clone();
+    let lease = LeaseOptions {
+        namespace: namespace.unwrap_or_else(|| own_namespace.to_owned()),
+        name: args.lease_name.clone(),
+        identity: LeaseOptions::identity(&pod),
+        lease_duration: args.lease_duration,
+        renew_deadline: args.renew_deadline,
+        retry_period: args.retry_period,
+    };
+    lease.check().map_err(|error| {
+        Failure::new(Exit::Usage, error.to_string())
+            .hint("as in: --lease-duration 15s --renew-deadline 10s --retry-period 2s")
+    })?;
+    Ok(lease)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let table = [
+            ("15s", Ok(15_000)),
+            ("300ms", Ok(300)),
+            ("2m", Ok(120_000)),
+            ("15", Err(())),
+            ("", Err(())),
+            ("s", Err(())),
+            ("-1s", Err(())),
+            ("99999999999s", Err(())),
+            ("1h", Err(())),
+        ];
+        for (text, expected) in table {
+            let read = time(text).map(|time| time.as_millis()).map_err(drop);
+            assert_eq!(read, expected, "{text}");
+        }
+    }
+}

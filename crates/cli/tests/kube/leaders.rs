@@ -1,0 +1,565 @@
+//! Leaders die at any moment, while jobs come and go: nothing is doubled, nothing is orphaned, no attempt is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::release::{self, NAMESPACE, succeed};
+use crate::support::{Testbed, eventually, eventually_or, testbed};
+
+const KILLS: usize = 30;
+const JOBS: usize = 40;
+const NODES: usize = 12;
+const WHERE: &str = "storm";
+/// Two seconds, so that the storm is over in minutes.
+const SHORT_LEASE: [&str; 6] = [
+    "--lease-duration",
+    "2s",
+    "--renew-deadline",
+    "1500ms",
+    "--retry-period",
+    "300ms",
+];
+
+#[test]
+fn nothing_is_lost_or_doubled_however_often_leaders_die() {
+    let Some(testbed) = testbed() else { return };
+    let Some(mut release) = release::exclusive(&testbed) else {
+        return;
+    };
+    release.forget();
+    // Operators of our own, that can be killed by their process.
+    release::install(&testbed, &release::chart(), &["operator.replicas=0"]);
+    let storm = Storm::begin(&testbed);
+    storm.rage();
+    storm.check();
+    drop(storm);
+    takes_over_in_time(&testbed);
+    writes_nothing_when_it_comes_back(&testbed);
+}
+
+/// A leader that was stopped, as a machine that hangs stops it, and goes on when another leads.
+fn writes_nothing_when_it_comes_back(testbed: &Testbed) {
+    let mut operators = Operators::new(testbed, &SHORT_LEASE);
+    operators.start();
+    let first = operators.leader();
+    operators.start();
+    operators.signal(first, Signal::STOP);
+    let second = eventually("another to lead", || {
+        Some(operators.leader()).filter(|leader| *leader != first)
+    });
+    let stopped = std::fs::metadata(testbed.audit()).map_or(0, |file| file.len());
+    // Both would have something to say of it: there is no node for it.
+    let job = json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "unplaced", "namespace": "default"},
+        "spec": {"image": "none", "command": ["train"], "template": {"spec": {"nodeSelector": {"stokehold.dev/testbed": "none"}}}},
+    });
+    create(testbed, &[job]);
+    operators.signal(first, Signal::CONT);
+    eventually_or(
+        "it to notice",
+        || {
+            let told = operators.told_by(first);
+            told.contains("lost the lease; standing by").then_some(())
+        },
+        || operators.told(),
+    );
+    assert_eq!(operators.leader(), second);
+    eventually("the other to tell", || {
+        let job = testbed.get(&["trainjob", "unplaced", "-n", "default"]);
+        (text(&job, "/status/reason") == "NoMatchingNodes").then_some(())
+    });
+    succeed(&mut testbed.kubectl(&["delete", "trainjob", "unplaced", "-n", "default"]));
+    // It says who it is with every request.
+    let name = format!("(operator-{first}_");
+    let of_first = |entry: &Value| text(entry, "/userAgent").contains(&name);
+    let entries = audited(testbed, stopped).into_iter().filter(of_first);
+    let written: Vec<Value> = entries
+        .filter(|entry| !matches!(text(entry, "/verb"), "get" | "list" | "watch"))
+        // A renewal that it was about to send is refused, for the lease is another's.
+        .filter(|entry| text(entry, "/objectRef/resource") != "leases")
+        .collect();
+    assert!(written.is_empty(), "a loser wrote: {written:#?}");
+}
+
+/// What the API server has logged since.
+fn audited(testbed: &Testbed, from: u64) -> Vec<Value> {
+    let mut log = File::open(testbed.audit()).expect("the audit log");
+    log.seek(SeekFrom::Start(from)).expect("its end");
+    let lines = BufReader::new(log).lines().map_while(Result::ok);
+    lines
+        .filter_map(|line| serde_json::from_str(&line).ok())
+        .collect()
+}
+
+/// With the lease that is shipped. How long it takes is printed; that it cannot take longer is asserted of the lease itself, for this
+/// machine may be slow.
+fn takes_over_in_time(testbed: &Testbed) {
+    const AIM: Duration = Duration::from_secs(20);
+    let mut operators = Operators::new(testbed, &[]);
+    operators.start();
+    let first = operators.leader();
+    operators.start();
+    let lease = testbed.get(&["lease", "stokehold-operator", "-n", NAMESPACE]);
+    let lasts = lease.pointer("/spec/leaseDurationSeconds");
+    let lasts = Duration::from_secs(lasts.and_then(Value::as_u64).expect("how long it lasts"));
+    // It is looked at every two seconds.
+    let retry = Duration::from_secs(2);
+    assert!(lasts + retry < AIM, "a lease of {lasts:?} is too long");
+    let died = Instant::now();
+    operators.kill(first);
+    let second = operators.leader();
+    assert_ne!(first, second);
+    println!(
+        "a takeover with the shipped lease of {lasts:?} took {:.1} s",
+        died.elapsed().as_secs_f64()
+    );
+}
+
+/// Small and seeded.
+struct Dice(u64);
+
+impl Dice {
+    fn new() -> Self {
+        let said = std::env::var("STOKE_TEST_SEED").ok();
+        let seed: u64 = said.and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
+            let now = std::time::SystemTime::now();
+            let since = now.duration_since(std::time::UNIX_EPOCH);
+            since.map_or(1, |since| since.subsec_nanos().into())
+        });
+        println!("STOKE_TEST_SEED={seed}");
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// What is to become of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Completes,
+    /// Every attempt does; one retry is allowed.
+    Fails,
+    RunsOn,
+    /// Someone deletes it, at whatever point it is.
+    Deleted,
+}
+
+#[derive(Debug, Clone)]
+struct Job {
+    name: String,
+    workers: usize,
+    fate: Fate,
+}
+
+struct Storm<'a> {
+    testbed: &'a Testbed,
+    jobs: Vec<Job>,
+    dice: std::cell::RefCell<Dice>,
+    audit_from: u64,
+}
+
+impl<'a> Storm<'a> {
+    fn begin(testbed: &'a Testbed) -> Self {
+        let mut dice = Dice::new();
+        let jobs = (0..JOBS).map(|n| Job {
+            name: format!("job-{n}"),
+            workers: 1 + dice.roll(4) as usize,
+            fate: [Fate::Completes, Fate::Fails, Fate::RunsOn, Fate::Deleted][n % 4],
+        });
+        let jobs: Vec<Job> = jobs.collect();
+        clear(testbed);
+        create(testbed, &(0..NODES).map(node).collect::<Vec<_>>());
+        succeed(&mut testbed.kubectl(&["create", "namespace", WHERE]));
+        Self {
+            testbed,
+            jobs,
+            dice: dice.into(),
+            audit_from: std::fs::metadata(testbed.audit()).map_or(0, |file| file.len()),
+        }
+    }
+
+    /// Jobs come and go, and the leader is killed again and again, at no moment in particular.
+    fn rage(&self) {
+        let mut operators = Operators::new(self.testbed, &SHORT_LEASE);
+        operators.start();
+        operators.start();
+        let mut coming = self.jobs.chunks(JOBS.div_ceil(KILLS));
+        let mut to_go: Vec<&str> = Vec::new();
+        for _ in 0..KILLS {
+            let leader = operators.leader();
+            let jobs = coming.next().unwrap_or_default();
+            let objects: Vec<Value> = jobs.iter().map(Job::object).collect();
+            create(self.testbed, &objects);
+            let doomed = jobs.iter().filter(|job| job.fate == Fate::Deleted);
+            to_go.extend(doomed.map(|job| job.name.as_str()));
+            // What came before the last few is deleted, however far it got.
+            while to_go.len() > 2 {
+                self.delete(to_go.remove(0));
+            }
+            std::thread::sleep(Duration::from_millis(self.dice.borrow_mut().roll(1200)));
+            operators.kill(leader);
+            operators.start();
+        }
+        for job in to_go {
+            self.delete(job);
+        }
+        eventually_or(
+            "every job to be where it belongs",
+            || self.unsettled().is_empty().then_some(()),
+            || format!("{:#?}", self.unsettled()),
+        );
+    }
+
+    fn delete(&self, job: &str) {
+        succeed(&mut self.testbed.kubectl(&[
+            "delete",
+            "trainjob",
+            job,
+            "-n",
+            WHERE,
+            "--wait=false",
+        ]));
+    }
+
+    /// Jobs, and pods of deleted ones, that are not yet as they will be.
+    fn unsettled(&self) -> Vec<String> {
+        let found = self.found("trainjobs");
+        let pods = self.found("pods");
+        let unsettled = self.jobs.iter().filter(|job| {
+            let phase = found.get(&job.name).map(|job| &job["status"]["phase"]);
+            let of_job = pods.values().filter(|pod| job_of(pod) == job.name);
+            match job.fate {
+                Fate::Completes => phase != Some(&json!("Complete")),
+                Fate::Fails => phase != Some(&json!("Failed")),
+                Fate::RunsOn => phase != Some(&json!("Running")),
+                Fate::Deleted => phase.is_some() || of_job.count() > 0,
+            }
+        });
+        let said = |job: &Job| {
+            format!(
+                "{job:?}: {:#}",
+                found.get(&job.name).unwrap_or(&json!(null))["status"]
+            )
+        };
+        unsettled.map(said).collect()
+    }
+
+    fn found(&self, kind: &str) -> BTreeMap<String, Value> {
+        let list = self.testbed.get(&[kind, "-n", WHERE]);
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let named = |item: Value| (text(&item, "/metadata/name").to_owned(), item);
+        items.into_iter().map(named).collect()
+    }
+
+    fn check(&self) {
+        let jobs = self.found("trainjobs");
+        let pods = self.found("pods");
+        for job in self.jobs.iter().filter(|job| job.fate != Fate::Deleted) {
+            check_job(job, &jobs[&job.name]["status"], &pods);
+        }
+        self.check_nothing_is_orphaned(&jobs);
+        self.check_nothing_was_doubled();
+    }
+
+    /// Whatever is there belongs to a job that is there.
+    fn check_nothing_is_orphaned(&self, jobs: &BTreeMap<String, Value>) {
+        let uids: BTreeSet<&str> = jobs
+            .values()
+            .map(|job| text(job, "/metadata/uid"))
+            .collect();
+        for kind in [
+            "pods",
+            "services",
+            "networkpolicies",
+            "secrets",
+            "persistentvolumeclaims",
+        ] {
+            for (name, child) in self.found(kind) {
+                let owner = text(&child, "/metadata/ownerReferences/0/uid");
+                assert!(
+                    uids.contains(owner),
+                    "{kind} {name} is of no job: {owner:?}"
+                );
+            }
+        }
+    }
+
+    /// By the API server's own log: no pod was ever created a second time, nor one that nobody should have.
+    fn check_nothing_was_doubled(&self) {
+        let mut expected: BTreeSet<String> = BTreeSet::new();
+        for job in &self.jobs {
+            let attempts = if job.fate == Fate::Fails { 2 } else { 1 };
+            expected.extend((1..=attempts).flat_map(|attempt| job.pods(attempt)));
+        }
+        let mut created = BTreeSet::new();
+        for name in self.pods_created() {
+            assert!(expected.contains(&name), "pod {name} was not called for");
+            assert!(created.insert(name.clone()), "pod {name} was created twice");
+        }
+        let lacking = |job: &&Job| job.fate != Fate::Deleted;
+        for job in self.jobs.iter().filter(lacking) {
+            for pod in job.pods(1) {
+                assert!(created.contains(&pod), "pod {pod} was never created");
+            }
+        }
+    }
+
+    fn pods_created(&self) -> Vec<String> {
+        let entries = audited(self.testbed, self.audit_from);
+        let created = entries.iter().filter(|entry| {
+            let object = &entry["objectRef"];
+            entry["verb"] == "create"
+                && object["resource"] == "pods"
+                && object["namespace"] == WHERE
+                && object["subresource"].is_null()
+                && entry["responseStatus"]["code"] == 201
+        });
+        created
+            .map(|entry| text(entry, "/objectRef/name").to_owned())
+            .collect()
+    }
+}
+
+impl Drop for Storm<'_> {
+    fn drop(&mut self) {
+        clear(self.testbed);
+    }
+}
+
+impl Job {
+    fn object(&self) -> Value {
+        let mut annotations = json!({});
+        let ends = matches!(self.fate, Fate::Completes | Fate::Fails);
+        if ends {
+            annotations["stokehold.dev/testbed-complete-after"] = json!("2s");
+        }
+        if self.fate == Fate::Fails {
+            annotations["stokehold.dev/testbed-exit-code"] = json!("3");
+        }
+        json!({
+            "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob",
+            "metadata": {"name": self.name, "namespace": WHERE},
+            "spec": {
+                "workers": self.workers, "gpus": 1, "cpus": "1", "memory": {"request": "1Gi", "limit": "1Gi"}, "retries": 1,
+                "image": "stokehold.dev/testbed/pause:1", "command": ["train"],
+                "template": {
+                    "metadata": {"annotations": annotations},
+                    "spec": {
+                        "nodeSelector": {"stokehold.dev/testbed": WHERE},
+                        "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}],
+                    },
+                },
+            },
+        })
+    }
+
+    fn pods(&self, attempt: usize) -> Vec<String> {
+        let ranks = 0..self.workers;
+        ranks
+            .map(|rank| format!("{}-{attempt}-{rank}", self.name))
+            .collect()
+    }
+}
+
+fn check_job(job: &Job, status: &Value, pods: &BTreeMap<String, Value>) {
+    let said = || format!("{job:?}: {status:#}");
+    let attempts = status["attempts"].as_array().cloned().unwrap_or_default();
+    let outcomes: Vec<&Value> = attempts.iter().map(|attempt| &attempt["outcome"]).collect();
+    let (expected, failures) = match job.fate {
+        Fate::Completes => (vec![json!("Succeeded")], 0),
+        Fate::Fails => (vec![json!("Failed"), json!("Failed")], 2),
+        Fate::RunsOn => (vec![Value::Null], 0),
+        Fate::Deleted => return,
+    };
+    assert_eq!(outcomes, expected.iter().collect::<Vec<_>>(), "{}", said());
+    assert_eq!(status["attempt"], expected.len(), "{}", said());
+    assert_eq!(
+        status["failures"].as_u64().unwrap_or(0),
+        failures,
+        "{}",
+        said()
+    );
+    let there = pods.iter().filter(|(_, pod)| job_of(pod) == job.name);
+    let there: BTreeMap<&String, &str> = there
+        .map(|(name, pod)| (name, text(pod, "/status/phase")))
+        .collect();
+    // When one fails the others are stopped, and some of those may have ended by themselves before.
+    if job.fate == Fate::Fails {
+        let known = [job.pods(1), job.pods(2)].concat();
+        for (name, phase) in there {
+            assert!(known.contains(name), "{name}: {}", said());
+            assert!(
+                phase != "Running" && phase != "Pending",
+                "{name} {phase}: {}",
+                said()
+            );
+        }
+    } else {
+        let phase = if job.fate == Fate::RunsOn {
+            "Running"
+        } else {
+            "Succeeded"
+        };
+        let own = job.pods(1);
+        let expected: BTreeMap<&String, &str> = own.iter().map(|pod| (pod, phase)).collect();
+        assert_eq!(there, expected, "{}", said());
+    }
+}
+
+/// Operators outside of the cluster, under their own account; what is left of them goes with this.
+struct Operators<'a> {
+    testbed: &'a Testbed,
+    lease: &'a [&'a str],
+    kubeconfig: PathBuf,
+    folder: tempfile::TempDir,
+    running: BTreeMap<usize, Child>,
+    started: usize,
+}
+
+impl<'a> Operators<'a> {
+    fn new(testbed: &'a Testbed, lease: &'a [&'a str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let kubeconfig = folder.path().join("kubeconfig");
+        let account = release::account(testbed, "stokehold-operator", None);
+        std::fs::write(&kubeconfig, account.to_string()).expect("a kubeconfig");
+        Self {
+            testbed,
+            lease,
+            kubeconfig,
+            folder,
+            running: BTreeMap::new(),
+            started: 0,
+        }
+    }
+
+    fn start(&mut self) {
+        let number = self.started;
+        self.started += 1;
+        let log = File::create(self.folder.path().join(format!("{number}.log"))).expect("a log");
+        let operator = Command::new(env!("CARGO_BIN_EXE_stoke"))
+            .args(["operator", "--listen", "127.0.0.1:0"])
+            .args(["--lease-namespace", NAMESPACE, "--kubeconfig"])
+            .arg(&self.kubeconfig)
+            .args(self.lease)
+            .env("POD_NAME", format!("operator-{number}"))
+            .env_remove("KUBERNETES_SERVICE_HOST")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.running.insert(number, operator.expect("an operator"));
+    }
+
+    /// Waits until one that runs leads.
+    fn leader(&self) -> usize {
+        let leads = || {
+            let lease = self
+                .testbed
+                .get(&["lease", "stokehold-operator", "-n", NAMESPACE]);
+            let holder = text(&lease, "/spec/holderIdentity");
+            let number = holder.strip_prefix("operator-")?.split('_').next()?;
+            let number = number.parse().ok()?;
+            self.running.contains_key(&number).then_some(number)
+        };
+        eventually_or("one of the operators to lead", leads, || self.told())
+    }
+
+    /// With no chance to say good-bye.
+    fn kill(&mut self, number: usize) {
+        let mut operator = self.running.remove(&number).expect("it runs");
+        let ended = operator.try_wait().expect("its state");
+        assert_eq!(ended, None, "it has ended by itself: {}", self.told());
+        operator.kill().expect("it is killed");
+        operator.wait().expect("it is dead");
+    }
+
+    fn signal(&self, number: usize, signal: Signal) {
+        let pid = Pid::from_child(&self.running[&number]);
+        kill_process(pid, signal).expect("it gets the signal");
+    }
+
+    fn told(&self) -> String {
+        let told = self.running.keys().map(|number| {
+            let log = self.told_by(*number);
+            format!("operator-{number}:\n{log}")
+        });
+        told.collect::<Vec<_>>().join("\n")
+    }
+
+    fn told_by(&self, number: usize) -> String {
+        let log = self.folder.path().join(format!("{number}.log"));
+        std::fs::read_to_string(log).unwrap_or_default()
+    }
+}
+
+impl Drop for Operators<'_> {
+    fn drop(&mut self) {
+        for operator in self.running.values_mut() {
+            let _ = operator.kill();
+            let _ = operator.wait();
+        }
+    }
+}
+
+fn node(n: usize) -> Value {
+    let amounts = json!({"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "8"});
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": format!("storm-{n}"),
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"type": "kwok", "stokehold.dev/testbed": WHERE, "nvidia.com/gpu.product": "simulated"},
+        },
+        "spec": {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": amounts, "capacity": amounts,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+        },
+    })
+}
+
+fn create(testbed: &Testbed, objects: &[Value]) {
+    if objects.is_empty() {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(file.path(), list.to_string()).expect("a file");
+    succeed(testbed.kubectl(&["create", "-f"]).arg(file.path()));
+}
+
+/// Everything of an earlier storm.
+fn clear(testbed: &Testbed) {
+    let _ = testbed
+        .kubectl(&["delete", "namespace", WHERE, "--ignore-not-found"])
+        .output();
+    let selector = format!("stokehold.dev/testbed={WHERE}");
+    let _ = testbed
+        .kubectl(&["delete", "nodes", "-l", &selector, "--ignore-not-found"])
+        .output();
+    eventually("the earlier storm to be over", || {
+        let namespace = testbed.get(&["namespace", WHERE, "--ignore-not-found"]);
+        namespace["metadata"].is_null().then_some(())
+    });
+}
+
+fn job_of(pod: &Value) -> &str {
+    text(pod, "/metadata/labels/stokehold.dev~1job")
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    let text = value.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default()
+}

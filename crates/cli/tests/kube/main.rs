@@ -1,0 +1,17 @@
+//! On a real Kubernetes: `make kube-up` starts one, and these tests use it. Without one they say that they were skipped.
+
+mod agent;
+mod audit;
+mod chart;
+mod commands;
+mod deleting;
+mod draining;
+mod installing;
+mod launching;
+mod leaders;
+mod own_node;
+mod release;
+mod rights;
+mod support;
+mod training;
+mod workers;

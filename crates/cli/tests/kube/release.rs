@@ -1,0 +1,133 @@
+//! The chart, installed on the testbed as a platform team installs it.
+//!
+//! There is one Stokehold in a cluster, so tests share one release: many may use it at once, and one that changes it has it for itself.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use serde_json::{Value, json};
+
+use crate::support::{self, Testbed};
+
+pub const NAME: &str = "stokehold";
+pub const NAMESPACE: &str = "stokehold-system";
+
+/// As long as this is held, the release stays as it is.
+pub type Shared = RwLockReadGuard<'static, bool>;
+
+/// Whether this process has installed the release.
+static INSTALLED: RwLock<bool> = RwLock::new(false);
+
+/// The release, for a test that needs it as it is; it stays for as long as this is held. None where there is no helm.
+pub fn shared(testbed: &Testbed) -> Option<Shared> {
+    loop {
+        let installed = INSTALLED.read().unwrap_or_else(PoisonError::into_inner);
+        if *installed {
+            return Some(installed);
+        }
+        drop(installed);
+        drop(exclusive(testbed)?);
+    }
+}
+
+/// The release, for a test that changes it. Leave it as it was, or [`Exclusive::forget`] it.
+pub fn exclusive(testbed: &Testbed) -> Option<Exclusive> {
+    if support::program("helm").is_none() {
+        eprintln!("skipped: no helm (tests/kube/build.sh helm)");
+        return None;
+    }
+    let mut installed = INSTALLED.write().unwrap_or_else(PoisonError::into_inner);
+    if !*installed {
+        install(testbed, &chart(), &[]);
+        *installed = true;
+    }
+    Some(Exclusive { installed })
+}
+
+pub struct Exclusive {
+    installed: RwLockWriteGuard<'static, bool>,
+}
+
+impl Exclusive {
+    /// The next test installs it anew.
+    pub fn forget(&mut self) {
+        *self.installed = false;
+    }
+}
+
+/// Installs or upgrades, and waits until everything runs. Without nodes there is nothing to run on: then it is the definitions,
+/// accounts, rights and PriorityClasses, for an operator outside of the cluster.
+pub fn install(testbed: &Testbed, chart: &Path, settings: &[&str]) {
+    let values = here().join("values/testbed.yaml");
+    let mut command = helm(testbed);
+    command
+        .args(["upgrade", "--install", NAME])
+        .arg(chart)
+        .args([
+            "--namespace",
+            NAMESPACE,
+            "--create-namespace",
+            "--wait",
+            "--timeout",
+            "5m",
+        ])
+        .arg("--values")
+        .arg(values);
+    if !testbed.has_nodes() {
+        command.args(["--set", "operator.replicas=0"]);
+    }
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    succeed(&mut command);
+}
+
+/// A kubeconfig with a token of one of our service accounts, bound to an object (`Pod/name`) where one is named.
+pub fn account(testbed: &Testbed, account: &str, bound_to: Option<&str>) -> Value {
+    let mut command = testbed.kubectl(&[
+        "create",
+        "token",
+        account,
+        "--namespace",
+        NAMESPACE,
+        "--duration=1h",
+    ]);
+    if let Some((kind, name)) = bound_to.and_then(|object| object.split_once('/')) {
+        command.args(["--bound-object-kind", kind, "--bound-object-name", name]);
+    }
+    let token = succeed(&mut command);
+    let view =
+        succeed(&mut testbed.kubectl(&["config", "view", "--raw", "--minify", "-o", "json"]));
+    let mut config: Value = serde_json::from_str(&view).expect("a kubeconfig");
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    config
+}
+
+pub fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/stokehold")
+}
+
+pub fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kube")
+}
+
+pub fn helm(testbed: &Testbed) -> Command {
+    let mut command = Command::new(support::program("helm").expect("helm was looked for"));
+    command
+        .env("KUBECONFIG", testbed.kubeconfig())
+        .stdin(Stdio::null());
+    command
+}
+
+/// What it printed.
+pub fn succeed(command: &mut Command) -> String {
+    let output = command.output().expect("the command starts");
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn said(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}", text(&output.stdout), text(&output.stderr))
+}

@@ -1,0 +1,170 @@
+//! No right is missing and none is spare: the operator and the agents are taken through everything they do, and the API
+//! server's audit log says which of their rights that took.
+
+use serde_json::{Value, json};
+
+use crate::audit::{self, Differences};
+use crate::chart;
+use crate::release::{self, NAMESPACE, succeed};
+use crate::support::{self, Testbed, eventually};
+use crate::workers::Jobs;
+
+const JOBS: &str = "rights";
+
+fn log(testbed: &Testbed) -> Vec<Value> {
+    let text = std::fs::read_to_string(testbed.audit()).expect("the audit log");
+    // The last line may be half written.
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
+}
+
+fn holder(testbed: &Testbed) -> String {
+    let lease = testbed.get(&["lease", "stokehold-operator", "-n", NAMESPACE]);
+    lease["spec"]["holderIdentity"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Everything that the operator and the agents can be brought to do.
+fn exercise(testbed: &Testbed, jobs: &Jobs) {
+    // A name that is taken: the pod is read to see whose it is, and the job waits until it has gone.
+    jobs.apply(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "taken-1-0"},
+        "spec": {"nodeSelector": {"nowhere": "at-all"}, "containers": [{"name": "c", "image": "none"}]},
+    }));
+    jobs.create("taken", &json!({"command": ["true"]}));
+    // A claim that is there already is read as well; one that is not is made. Neither is ever bound here, and need not be.
+    jobs.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept-checkpoint"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    }));
+    for name in ["kept", "made"] {
+        jobs.create(
+            name,
+            &json!({"command": ["true"], "checkpoint": {"path": "/ckpt", "size": "1Mi"}}),
+        );
+    }
+    // A gang that fails once: names and rules for its network, workers that are stopped, a second attempt that finds them there.
+    let script =
+        "test $STOKE_ATTEMPT = 2 && exit 0; test $STOKE_RANK = 1 && exit 1; exec sleep 600";
+    jobs.create(
+        "gang",
+        &json!({"command": ["sh", "-c", script], "workers": 2, "retries": 1}),
+    );
+    // What its workers know each other by; whether there is an mpirun does not matter here.
+    jobs.create(
+        "ring",
+        &json!({"framework": "mpi", "command": ["mpirun", "true"], "workers": 2, "retries": 0}),
+    );
+    // One that is cleared away.
+    jobs.create("brief", &json!({"command": ["true"], "ttl": "1s"}));
+    // One for the agent to look at.
+    jobs.create("steady", &json!({"command": ["sleep", "600"]}));
+
+    // The same complaint twice is one Event, counted.
+    jobs.create(
+        "wanting",
+        &json!({"command": ["true"], "datasets": [{"name": "absent", "path": "/data"}]}),
+    );
+    for (suspend, phase) in [(false, "Queued"), (true, "Suspended"), (false, "Queued")] {
+        jobs.patch("wanting", &json!({"spec": {"suspend": suspend}}));
+        jobs.wait("wanting", phase);
+    }
+
+    jobs.wait("gang", "Complete");
+    jobs.wait("steady", "Running");
+    eventually("the name to be found taken", || {
+        let job = jobs.get("taken");
+        job["status"]
+            .to_string()
+            .contains("taken-1-0")
+            .then_some(())
+    });
+    succeed(&mut testbed.kubectl(&[
+        "delete",
+        "pod",
+        "taken-1-0",
+        "-n",
+        JOBS,
+        "--grace-period=0",
+        "--force",
+    ]));
+    jobs.wait("taken", "Complete");
+    eventually("the brief job to be cleared away", || {
+        let found = testbed
+            .kubectl(&["get", "trainjob", "brief", "-n", JOBS])
+            .output();
+        (!found.expect("kubectl").status.success()).then_some(())
+    });
+
+    // The leader is killed, and the other takes over.
+    let before = eventually("a leader", || {
+        Some(holder(testbed)).filter(|holder| !holder.is_empty())
+    });
+    let pods = testbed.get(&[
+        "pods",
+        "-n",
+        NAMESPACE,
+        "-l",
+        "app.kubernetes.io/component=operator",
+    ]);
+    let leader = pods["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|pod| pod["metadata"]["name"].as_str())
+        .find(|name| before.starts_with(name))
+        .expect("the leader is a pod of ours");
+    succeed(&mut testbed.kubectl(&[
+        "delete",
+        "pod",
+        leader,
+        "-n",
+        NAMESPACE,
+        "--grace-period=0",
+        "--force",
+    ]));
+    eventually("another leader", || {
+        Some(holder(testbed)).filter(|holder| !holder.is_empty() && *holder != before)
+    });
+    jobs.create("after", &json!({"command": ["true"]}));
+    jobs.wait("after", "Complete");
+}
+
+#[test]
+fn nothing_is_denied_and_no_right_is_spare() {
+    let Some(testbed) = support::testbed() else {
+        return;
+    };
+    let Some(_release) = release::shared(&testbed) else {
+        return;
+    };
+    if !testbed.has_nodes() {
+        eprintln!("skipped: no real nodes (make kube-up as root)");
+        return;
+    }
+    let objects = chart::rendered(Some("testbed.yaml")).expect("helm is there");
+    let jobs = Jobs::new(&testbed, JOBS);
+    exercise(&testbed, &jobs);
+
+    let accounts = ["stokehold-operator", "stokehold-agent"];
+    let compare = || {
+        let log = log(&testbed);
+        accounts.map(|account| {
+            let rights = audit::rights(&objects, NAMESPACE, account).expect("no wildcard");
+            audit::compare(&rights, &log, NAMESPACE, account)
+        })
+    };
+    // The agent writes what a worker uses a few seconds after it started.
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while compare().iter().any(|found| !found.spare.is_empty())
+        && std::time::Instant::now() < deadline
+    {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    for (account, found) in accounts.iter().zip(compare()) {
+        assert_eq!(found, Differences::default(), "{account}");
+    }
+}

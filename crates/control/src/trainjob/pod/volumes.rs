@@ -1,0 +1,130 @@
+//! What a worker finds in its file system beside its image: checkpoints, data, shared memory, and the binary that starts an MPI gang.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, HostPathVolumeSource, PersistentVolumeClaimVolumeSource,
+    PodSpec, ResourceRequirements, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use stoke_api::names::{WORKER_BIN_DIR, checkpoint_claim};
+use stoke_api::{Bytes, DatasetSpec, TrainJob};
+
+use super::worker;
+
+/// The job's own volumes, where its workers expect them.
+pub fn add(
+    spec: &mut PodSpec,
+    job: &TrainJob,
+    datasets: &BTreeMap<String, DatasetSpec>,
+    memory_limit: Bytes,
+) {
+    if let Some(checkpoint) = &job.spec.checkpoint {
+        let volume = claim("checkpoint", &checkpoint_claim(job.name()), false);
+        mount(spec, volume, &checkpoint.path, false);
+    }
+    for (i, wanted) in job.spec.datasets.iter().enumerate() {
+        if let Some(found) = datasets.get(&wanted.name) {
+            let volume = dataset(&format!("dataset-{i}"), found);
+            mount(spec, volume, &wanted.path, true);
+        }
+    }
+    let mounted = worker(spec).volume_mounts.iter().flatten();
+    let has_shm = mounted
+        .into_iter()
+        .any(|mount| mount.mount_path.trim_end_matches('/') == "/dev/shm");
+    if !has_shm {
+        // What is there counts as the container's memory, so more could not be used.
+        mount(spec, in_memory("shm", memory_limit), "/dev/shm", false);
+    }
+}
+
+/// Has an init container copy our binary to where the worker finds it: the worker's image is the job's own and does not have it.
+pub fn add_binary(spec: &mut PodSpec, image: &str) {
+    const NAME: &str = "stokehold-bin";
+    let volume = Volume {
+        name: NAME.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource::default()),
+        ..Volume::default()
+    };
+    // Equal, so that a pod of the class Guaranteed stays one; and no more than the worker that follows has anyway.
+    let amounts = || {
+        let amounts = [("cpu", "100m"), ("memory", "64Mi")];
+        let amounts = amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
+        Some(BTreeMap::from(amounts))
+    };
+    let copying = Container {
+        name: NAME.to_owned(),
+        image: Some(image.to_owned()),
+        // The image's entrypoint is the binary.
+        args: Some(vec![
+            "mpi".to_owned(),
+            "install".to_owned(),
+            format!("{WORKER_BIN_DIR}/stoke"),
+        ]),
+        resources: Some(ResourceRequirements {
+            requests: amounts(),
+            limits: amounts(),
+            claims: None,
+        }),
+        volume_mounts: Some(vec![VolumeMount {
+            name: NAME.to_owned(),
+            mount_path: WORKER_BIN_DIR.to_owned(),
+            ..VolumeMount::default()
+        }]),
+        ..Container::default()
+    };
+    spec.init_containers
+        .get_or_insert_default()
+        .insert(0, copying);
+    mount(spec, volume, WORKER_BIN_DIR, true);
+}
+
+fn mount(spec: &mut PodSpec, volume: Volume, path: &str, read_only: bool) {
+    let mount = VolumeMount {
+        name: volume.name.clone(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    let mounts = worker(spec).volume_mounts.get_or_insert_default();
+    mounts.push(mount);
+    spec.volumes.get_or_insert_default().push(volume);
+}
+
+fn in_memory(name: &str, limit: Bytes) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: Some("Memory".to_owned()),
+            size_limit: Some(Quantity(limit.to_string())),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn claim(name: &str, claim: &str, read_only: bool) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.to_owned(),
+            read_only: read_only.then_some(true),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn dataset(name: &str, dataset: &DatasetSpec) -> Volume {
+    if let Some(found) = &dataset.claim {
+        return claim(name, found, true);
+    }
+    let uri = dataset.uri.as_deref().unwrap_or_default();
+    Volume {
+        name: name.to_owned(),
+        host_path: Some(HostPathVolumeSource {
+            path: uri.strip_prefix("file://").unwrap_or(uri).to_owned(),
+            type_: Some("Directory".to_owned()),
+        }),
+        ..Volume::default()
+    }
+}

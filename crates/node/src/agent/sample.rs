@@ -1,0 +1,223 @@
+//! One look at every container's cgroup. Files are read, nothing is remembered but the layout.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::layout::{Layout, LayoutError};
+use super::roster::{Outcome, Reading, Target};
+use crate::cgroup::{CgroupError, CgroupSpec};
+
+/// A tree is walked again this often at most, when a container is not found in the one we know.
+const REDETECT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Sampler {
+    mount: PathBuf,
+    layout: Layout,
+    detected: Instant,
+}
+
+impl Sampler {
+    pub(super) fn new(mount: PathBuf) -> Result<Self, LayoutError> {
+        Ok(Self {
+            layout: Layout::detect(&mount)?,
+            mount,
+            detected: Instant::now(),
+        })
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Blocks on the file system, which is the kernel's own and answers at once.
+    pub(super) fn pass(&mut self, targets: Vec<Target>) -> Vec<Reading> {
+        let mut readings: Vec<Reading> = Vec::with_capacity(targets.len());
+        for target in targets {
+            let outcome = self.look(&target);
+            readings.push(Reading {
+                pod_uid: target.pod_uid,
+                id: target.container.id,
+                outcome,
+            });
+        }
+        let is_any_absent = readings
+            .iter()
+            .any(|reading| matches!(reading.outcome, Outcome::Absent));
+        if is_any_absent && self.detected.elapsed() >= REDETECT {
+            self.detected = Instant::now();
+            // What was known stays known where the tree cannot be read just now.
+            if let Ok(layout) = Layout::detect(&self.mount) {
+                self.layout = layout;
+            }
+        }
+        readings
+    }
+
+    fn look(&self, target: &Target) -> Outcome {
+        let known = target.cgroup.clone();
+        let found = || {
+            let path = self.layout.find(&target.container)?;
+            Some(CgroupSpec::foreign(self.layout.version, path))
+        };
+        let Some(cgroup) = known.or_else(found) else {
+            return Outcome::Absent;
+        };
+        match cgroup.memory() {
+            Ok(sample) => Outcome::Measured {
+                cgroup: Box::new(cgroup),
+                sample,
+            },
+            Err(CgroupError::Read { source, .. }) if is_gone(&source) => Outcome::Absent,
+            Err(CgroupError::Read { path, source }) => {
+                Outcome::Unreadable(format!("cannot read {}: {source}", path.display()))
+            }
+            Err(error) => Outcome::Unreadable(error.to_string()),
+        }
+    }
+}
+
+/// A cgroup that is removed while its files are open answers with "no such device".
+fn is_gone(error: &io::Error) -> bool {
+    const NO_DEVICE: i32 = 19;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_DEVICE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::layout::{Container, Qos};
+    use super::*;
+
+    fn write(directory: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(directory).unwrap();
+        for (name, text) in files {
+            fs::write(directory.join(name), text).unwrap();
+        }
+    }
+
+    fn target(id: &str) -> Target {
+        Target {
+            pod_uid: "u1".to_owned(),
+            container: Container {
+                pod_uid: "u1".to_owned(),
+                qos: Some(Qos::Burstable),
+                id: id.to_owned(),
+            },
+            cgroup: None,
+        }
+    }
+
+    fn sample(reading: &Reading) -> crate::cgroup::MemorySample {
+        match &reading.outcome {
+            Outcome::Measured { sample, .. } => *sample,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn v1_is_read_as_the_kernel_writes_it() {
+        let tree = tempfile::tempdir().unwrap();
+        let memory = tree.path().join("memory");
+        write(&memory, &[("memory.usage_in_bytes", "1")]);
+        write(
+            &memory.join("kubepods/burstable/podu1/a"),
+            &[
+                ("memory.usage_in_bytes", "1000\n"),
+                ("memory.max_usage_in_bytes", "1500\n"),
+                ("memory.limit_in_bytes", "2000\n"),
+                ("memory.kmem.usage_in_bytes", "70\n"),
+                ("memory.failcnt", "4\n"),
+                (
+                    "memory.oom_control",
+                    "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+                ),
+                (
+                    "memory.stat",
+                    "cache 9\nrss 1\ntotal_cache 300\ntotal_rss 600\ntotal_shmem 40\ntotal_swap 5\ntotal_inactive_file 100\ntotal_active_file 160\n",
+                ),
+            ],
+        );
+        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let readings = sampler.pass(vec![target("a"), target("gone")]);
+        let seen = sample(&readings[0]);
+        assert_eq!((seen.usage_bytes, seen.working_set_bytes), (1000, 900));
+        assert_eq!(
+            (seen.anon_bytes, seen.shmem_bytes, seen.kernel_bytes),
+            (600, 40, 70)
+        );
+        assert_eq!(
+            (seen.limit_bytes, seen.peak_bytes),
+            (Some(2000), Some(1500))
+        );
+        assert_eq!(
+            (seen.oom_kills, seen.limit_events, seen.swap_bytes),
+            (2, 4, 5)
+        );
+        assert!(matches!(readings[1].outcome, Outcome::Absent));
+    }
+
+    #[test]
+    fn v2_is_read_as_the_kernel_writes_it() {
+        let tree = tempfile::tempdir().unwrap();
+        write(tree.path(), &[("cgroup.controllers", "cpu memory")]);
+        let own = tree.path().join(
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu1.slice/cri-containerd-a.scope",
+        );
+        write(
+            &own,
+            &[
+                ("memory.current", "1000\n"),
+                ("memory.max", "max\n"),
+                ("memory.swap.current", "6\n"),
+                ("memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n"),
+                (
+                    "memory.stat",
+                    "anon 600\nfile 300\nkernel 70\nshmem 40\ninactive_file 100\nactive_file 160\n",
+                ),
+                (
+                    "memory.pressure",
+                    "some avg10=1.50 avg60=0.00 avg300=0.00 total=1234567\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=234567\n",
+                ),
+            ],
+        );
+        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let seen = sample(&sampler.pass(vec![target("a")])[0]);
+        assert_eq!((seen.usage_bytes, seen.working_set_bytes), (1000, 900));
+        assert_eq!((seen.limit_bytes, seen.peak_bytes), (None, None));
+        assert_eq!(
+            (seen.oom_kills, seen.limit_events, seen.swap_bytes),
+            (1, 3, 6)
+        );
+        assert_eq!(seen.pressure.map(|p| p.some_total_usec), Some(1_234_567));
+        // It ends between two looks.
+        fs::remove_dir_all(&own).unwrap();
+        let known = Target {
+            cgroup: Some(CgroupSpec::foreign(sampler.layout().version, own)),
+            ..target("a")
+        };
+        assert!(matches!(
+            sampler.pass(vec![known])[0].outcome,
+            Outcome::Absent
+        ));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_hides_no_other() {
+        let tree = tempfile::tempdir().unwrap();
+        write(tree.path(), &[("cgroup.controllers", "memory")]);
+        let pod = tree.path().join("kubepods/burstable/podu1");
+        // A directory where a file should be: unreadable for everyone, root included.
+        fs::create_dir_all(pod.join("a/memory.current")).unwrap();
+        write(&pod.join("b"), &[("memory.current", "5")]);
+        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let readings = sampler.pass(vec![target("a"), target("b")]);
+        assert!(
+            matches!(&readings[0].outcome, Outcome::Unreadable(why) if why.contains("memory.current"))
+        );
+        assert_eq!(sample(&readings[1]).usage_bytes, 5);
+    }
+}
