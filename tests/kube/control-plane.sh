@@ -101,13 +101,14 @@ start_control_plane() {
         --authorization-kubeconfig="$auth/controller-manager.kubeconfig" \
         --bind-address=127.0.0.1 --secure-port="$(free_port)" --cert-dir="$auth/controller-manager" \
         --use-service-account-credentials --service-account-private-key-file="$auth/service-accounts.key" \
-        --root-ca-file="$auth/ca.crt" --profiling=false
+        --root-ca-file="$auth/ca.crt" --profiling=false --node-monitor-grace-period=200s
     start kube-scheduler "$bin/kube-scheduler" \
         --kubeconfig="$auth/scheduler.kubeconfig" --leader-elect=false "${fast[@]}" \
         --authentication-kubeconfig="$auth/scheduler.kubeconfig" \
         --authorization-kubeconfig="$auth/scheduler.kubeconfig" \
         --bind-address=127.0.0.1 --secure-port="$(free_port)" --cert-dir="$auth/scheduler" --profiling=false
-    # A lease of two minutes is renewed every half: a thousand nodes that do not exist should not cost much.
+    # A lease of two minutes is renewed every half: a thousand nodes that do not exist should not cost much, nor be called
+    # dead (above) when a busy machine renews one late.
     start kwok "$bin/kwok" \
         --kubeconfig="$auth/kwok.kubeconfig" --config="$here/config/kwok-stages.yaml" \
         --manage-all-nodes=false --manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake \

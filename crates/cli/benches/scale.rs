@@ -59,20 +59,20 @@ async fn bench(rig: &Rig) -> Result<()> {
 /// What is slow only the first time is not what is measured.
 async fn warm_up(client: &Client) -> Result<()> {
     const PODS: usize = 500;
-    load::make_namespace(client, "warm-up").await?;
-    let binds = Binds::count(client, "warm-up").await?;
-    load::create_pods(client, "warm-up", load::plain_pods(PODS)).await?;
+    load::make_namespaces(client, "warm-up").await?;
+    let binds = Binds::count(client).await?;
+    load::create_pods(client, load::plain_pods("warm-up", PODS)).await?;
     binds.reach(PODS).await?;
     load::clear(client, "warm-up").await
 }
 
 /// Pods bound per second, and the pods as they were made.
 async fn with_operator(rig: &Rig, client: &Client) -> Result<(f64, Vec<Value>)> {
-    load::make_namespace(client, "trained").await?;
+    load::make_namespaces(client, "trained").await?;
     let mut audit = AuditLog::open(rig)?;
     let operator = Operator::start(rig)?;
     operator.leads(client).await?;
-    let binds = Binds::count(client, "trained").await?;
+    let binds = Binds::count(client).await?;
     let spent = processes::cpu_seconds(rig, Some(operator.pid()))?;
     let begun = Instant::now();
     load::create_jobs(client, "trained").await?;
@@ -84,7 +84,7 @@ async fn with_operator(rig: &Rig, client: &Client) -> Result<(f64, Vec<Value>)> 
     );
     let took = binds.reach(load::PODS).await?.duration_since(begun);
     let rate = told("operator", took, load::PODS);
-    load::reach_phase(client, "trained", "Running").await?;
+    load::reach_phase(client, "Running").await?;
     figure(
         "all jobs say Running",
         "s",
@@ -102,9 +102,9 @@ async fn with_operator(rig: &Rig, client: &Client) -> Result<(f64, Vec<Value>)> 
         operator.memory("VmRSS")?,
         json!({"aim": "under 100"}),
     );
-    let pods = load::pods_as_made(client, "trained").await?;
-    load::end_pods(client, "trained", &pods).await?;
-    load::reach_phase(client, "trained", "Complete").await?;
+    let pods = load::pods_as_made(client).await?;
+    load::end_pods(client, &pods).await?;
+    load::reach_phase(client, "Complete").await?;
     let ended = processes::cpu_seconds(rig, Some(operator.pid()))?;
     figure(
         "operator CPU, from submission to completion",
@@ -144,12 +144,12 @@ async fn fresh_start(rig: &Rig, client: &Client) -> Result<()> {
 }
 
 async fn bare_client(rig: &Rig, client: &Client, pods: Vec<Value>) -> Result<f64> {
-    load::make_namespace(client, "bare").await?;
-    let binds = Binds::count(client, "bare").await?;
+    load::make_namespaces(client, "bare").await?;
+    let binds = Binds::count(client).await?;
     let spent = processes::cpu_seconds(rig, None)?;
     let begun = Instant::now();
     let count = pods.len();
-    load::create_pods(client, "bare", pods).await?;
+    load::create_pods(client, load::moved(pods, "trained", "bare")).await?;
     let took = binds.reach(count).await?.duration_since(begun);
     let rate = told("bare client", took, count);
     told_cpu("bare client", &spent, &processes::cpu_seconds(rig, None)?);

@@ -36,13 +36,13 @@ struct Metadata {
 }
 
 impl Binds {
-    /// Begins to count in a namespace.
-    pub async fn count(client: &Client, namespace: &str) -> Result<Self> {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    /// Counts from now on, in all namespaces.
+    pub async fn count(client: &Client) -> Result<Self> {
+        let pods: Api<Pod> = Api::all(client.clone());
         let list = pods.list_metadata(&ListParams::default().limit(1)).await?;
         let from = list.metadata.resource_version.context("no version")?;
         let (sender, counted) = watch::channel((0, Instant::now()));
-        let counting = tokio::spawn(count(client.clone(), namespace.to_owned(), from, sender));
+        let counting = tokio::spawn(count(client.clone(), from, sender));
         Ok(Self { counted, counting })
     }
 
@@ -73,11 +73,10 @@ impl Drop for Binds {
 
 async fn count(
     client: Client,
-    namespace: String,
     mut from: String,
     counted: watch::Sender<(usize, Instant)>,
 ) -> Result<()> {
-    let requests = Request::new(Pod::url_path(&(), Some(&namespace)));
+    let requests = Request::new(Pod::url_path(&(), None));
     // With this a pod appears when it is bound.
     let parameters = WatchParams::default()
         .fields("spec.nodeName!=")

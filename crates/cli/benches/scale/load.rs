@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::Request;
 use kube::{Api, Client, Resource};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stoke_api::TrainJob;
 
 pub const NODES: usize = 1_000;
+/// Namespaces that jobs are spread over.
+const TEAMS: usize = 20;
 /// Workers a job, and how many such jobs.
 const MIX: [(usize, usize); 7] = [
     (1, 880),
@@ -52,11 +53,7 @@ pub async fn add_nodes(client: &Client) -> Result<()> {
             },
         })
     };
-    create(
-        Api::<Node>::all(client.clone()),
-        (0..NODES).map(node).collect(),
-    )
-    .await?;
+    create::<Node>(client, (0..NODES).map(node).collect()).await?;
     // Until none is tainted as new: then the controllers have seen them all.
     let nodes: Api<Node> = Api::all(client.clone());
     let begun = Instant::now();
@@ -79,25 +76,32 @@ pub async fn add_nodes(client: &Client) -> Result<()> {
     }
 }
 
-pub async fn make_namespace(client: &Client, name: &str) -> Result<()> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    create(namespaces, vec![namespace]).await?;
-    // Pods are refused until the namespace has its service account.
-    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
-        Api::namespaced(client.clone(), name);
-    let begun = Instant::now();
-    while accounts.get_opt("default").await?.is_none() {
-        if begun.elapsed() > PATIENCE {
-            bail!("namespace {name} has no service account");
+/// The namespace of one of the teams.
+fn team(prefix: &str, n: usize) -> String {
+    format!("{prefix}-{:02}", n % TEAMS)
+}
+
+pub async fn make_namespaces(client: &Client, prefix: &str) -> Result<()> {
+    for n in 0..TEAMS {
+        let name = team(prefix, n);
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        create::<Namespace>(client, vec![namespace]).await?;
+        // Pods are refused until the namespace has its service account.
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &name);
+        let begun = Instant::now();
+        while accounts.get_opt("default").await?.is_none() {
+            if begun.elapsed() > PATIENCE {
+                bail!("namespace {name} has no service account");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())
 }
 
 /// The jobs, small and large mixed as they come.
-pub async fn create_jobs(client: &Client, namespace: &str) -> Result<()> {
+pub async fn create_jobs(client: &Client, prefix: &str) -> Result<()> {
     let sizes = MIX.iter().flat_map(|(size, count)| vec![*size; *count]);
     let mut sizes: Vec<usize> = sizes.collect();
     debug_assert_eq!((sizes.len(), sizes.iter().sum()), (JOBS, PODS));
@@ -107,7 +111,7 @@ pub async fn create_jobs(client: &Client, namespace: &str) -> Result<()> {
         let gpus = usize::from(workers >= 8);
         json!({
             "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob",
-            "metadata": {"name": format!("job-{n:04}")},
+            "metadata": {"name": format!("job-{n:04}"), "namespace": team(prefix, n)},
             "spec": {
                 "workers": workers, "gpus": gpus, "cpus": "2", "memory": {"request": "4Gi", "limit": "4Gi"},
                 "image": "stokehold.dev/testbed/pause:1", "command": ["train"],
@@ -116,7 +120,7 @@ pub async fn create_jobs(client: &Client, namespace: &str) -> Result<()> {
         })
     };
     let jobs = sizes.into_iter().enumerate().map(job).collect();
-    create(Api::<TrainJob>::namespaced(client.clone(), namespace), jobs).await
+    create::<TrainJob>(client, jobs).await
 }
 
 /// The same every time.
@@ -131,12 +135,12 @@ fn shuffle<T>(items: &mut [T]) {
 }
 
 /// Pods of no job, spread over the nodes.
-pub fn plain_pods(count: usize) -> Vec<Value> {
+pub fn plain_pods(prefix: &str, count: usize) -> Vec<Value> {
     let pod = |n: usize| {
         let node = format!("node-{:04}", n % NODES);
         json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": format!("pod-{n:05}")},
+            "metadata": {"name": format!("pod-{n:05}"), "namespace": team(prefix, n)},
             "spec": {
                 "containers": [{"name": "worker", "image": "stokehold.dev/testbed/pause:1",
                     "resources": {"requests": {"cpu": "2", "memory": "4Gi"}}}],
@@ -149,21 +153,29 @@ pub fn plain_pods(count: usize) -> Vec<Value> {
     (0..count).map(pod).collect()
 }
 
-pub async fn create_pods(client: &Client, namespace: &str, pods: Vec<Value>) -> Result<()> {
-    create(Api::<Pod>::namespaced(client.clone(), namespace), pods).await
+pub async fn create_pods(client: &Client, pods: Vec<Value>) -> Result<()> {
+    create::<Pod>(client, pods).await
 }
 
-async fn create<K>(api: Api<K>, objects: Vec<Value>) -> Result<()>
+/// Each in the namespace that it names.
+async fn create<K>(client: &Client, objects: Vec<Value>) -> Result<()>
 where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let objects = objects.into_iter().map(|object| {
-        let api = api.clone();
-        async move {
-            let object: K = serde_json::from_value(object)?;
-            api.create(&PostParams::default(), &object).await?;
-            anyhow::Ok(())
-        }
+    let objects = objects.into_iter().map(|object| async move {
+        let namespace = object["metadata"]["namespace"].as_str();
+        let url = K::url_path(&(), namespace);
+        let body = serde_json::to_vec(&object)?;
+        persist(async || {
+            let request = Request::new(&url).create(&PostParams::default(), body.clone());
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            match client.request::<K>(request).await {
+                // An earlier try got through, and its answer was lost.
+                Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(()),
+                answer => answer.map(drop),
+            }
+        })
+        .await
     });
     stream::iter(objects)
         .buffer_unordered(WRITERS)
@@ -171,9 +183,23 @@ where
         .await
 }
 
+/// Connections break under such load, and that is no result.
+async fn persist(write: impl AsyncFn() -> kube::Result<()>) -> Result<()> {
+    const TRIES: usize = 5;
+    for _ in 1..TRIES {
+        match write().await {
+            Err(kube::Error::Service(_) | kube::Error::HyperError(_)) => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            answer => return Ok(answer?),
+        }
+    }
+    Ok(write().await?)
+}
+
 /// Waits until all jobs say so.
-pub async fn reach_phase(client: &Client, namespace: &str, phase: &str) -> Result<()> {
-    let jobs: Api<TrainJob> = Api::namespaced(client.clone(), namespace);
+pub async fn reach_phase(client: &Client, phase: &str) -> Result<()> {
+    let jobs: Api<TrainJob> = Api::all(client.clone());
     let begun = Instant::now();
     loop {
         let mut phases = BTreeMap::<String, usize>::new();
@@ -191,9 +217,9 @@ pub async fn reach_phase(client: &Client, namespace: &str, phase: &str) -> Resul
     }
 }
 
-/// The pods of a namespace, as someone else would create them: without what the API server and the scheduler have added.
-pub async fn pods_as_made(client: &Client, namespace: &str) -> Result<Vec<Value>> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+/// The jobs' pods, as someone else would create them: without what the API server and the scheduler have added.
+pub async fn pods_as_made(client: &Client) -> Result<Vec<Value>> {
+    let pods: Api<Pod> = Api::all(client.clone());
     let mut found = Vec::new();
     let mut page = ListParams::default().limit(500);
     loop {
@@ -225,14 +251,23 @@ fn as_made(pod: Pod) -> Result<Value> {
     let metadata = pod.metadata;
     Ok(json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": metadata.name, "labels": metadata.labels, "annotations": metadata.annotations},
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace, "labels": metadata.labels, "annotations": metadata.annotations},
         "spec": spec,
     }))
 }
 
+/// The same in the namespaces of another run.
+pub fn moved(mut pods: Vec<Value>, from: &str, to: &str) -> Vec<Value> {
+    for pod in &mut pods {
+        let namespace = &mut pod["metadata"]["namespace"];
+        let moved = namespace.as_str().unwrap_or_default().replacen(from, to, 1);
+        *namespace = json!(moved);
+    }
+    pods
+}
+
 /// What a kubelet says of pods whose containers have ended well.
-pub async fn end_pods(client: &Client, namespace: &str, pods: &[Value]) -> Result<()> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
+pub async fn end_pods(client: &Client, pods: &[Value]) -> Result<()> {
     let now = jiff::Timestamp::now();
     let ended = json!({"status": {"phase": "Succeeded", "containerStatuses": [{
         "name": "worker", "image": "", "imageID": "", "ready": false, "restartCount": 0,
@@ -240,12 +275,13 @@ pub async fn end_pods(client: &Client, namespace: &str, pods: &[Value]) -> Resul
     }]}});
     let patch = Patch::Merge(&ended);
     let ends = pods.iter().map(|pod| {
-        let (api, patch) = (&api, &patch);
-        let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+        let patch = &patch;
+        let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+        let (namespace, name) = (text("namespace"), text("name"));
+        let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
         async move {
-            api.patch_status(name, &PatchParams::default(), patch)
-                .await
-                .map(drop)
+            let parameters = PatchParams::default();
+            persist(async || api.patch_status(name, &parameters, patch).await.map(drop)).await
         }
     });
     let ends: Vec<_> = ends.collect();
@@ -256,39 +292,34 @@ pub async fn end_pods(client: &Client, namespace: &str, pods: &[Value]) -> Resul
     Ok(())
 }
 
-/// Empties a namespace and waits until it is gone.
-pub async fn clear(client: &Client, namespace: &str) -> Result<()> {
+/// Empties the namespaces and waits until they are gone.
+pub async fn clear(client: &Client, prefix: &str) -> Result<()> {
     let at_once = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::background()
     };
-    delete_all::<Pod>(client, namespace, &at_once).await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    namespaces
-        .delete(namespace, &DeleteParams::background())
-        .await?;
+    for n in 0..TEAMS {
+        let request = Request::new(Pod::url_path(&(), Some(&team(prefix, n))));
+        let request = request.delete_collection(&at_once, &ListParams::default())?;
+        client.request_text(request).await?;
+        let background = DeleteParams::background();
+        namespaces.delete(&team(prefix, n), &background).await?;
+    }
     let begun = Instant::now();
-    while namespaces.get_opt(namespace).await?.is_some() {
+    loop {
+        let left = namespaces.list_metadata(&ListParams::default()).await?;
+        let is_one = |name: Option<&String>| name.is_some_and(|name| name.starts_with(prefix));
+        if !left
+            .items
+            .iter()
+            .any(|left| is_one(left.metadata.name.as_ref()))
+        {
+            return Ok(());
+        }
         if begun.elapsed() > PATIENCE {
-            bail!("namespace {namespace} does not go");
+            bail!("the namespaces {prefix} do not go");
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    Ok(())
-}
-
-async fn delete_all<K>(client: &Client, namespace: &str, how: &DeleteParams) -> Result<()>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned,
-{
-    let api: Api<DynamicObject> = Api::namespaced_with(
-        client.clone(),
-        namespace,
-        &kube::api::ApiResource::erase::<K>(&()),
-    );
-    api.delete_collection(how, &ListParams::default()).await?;
-    Ok(())
 }
