@@ -38,9 +38,9 @@ use crate::queue::Done;
 pub async fn reconcile(hub: &Hub, key: &Key) -> Done {
     match turn(hub, key).await {
         Ok(done) => done,
-        // Someone else has changed the job: the watch brings it, and then it is looked at as it is.
+        // Someone else was quicker: what has changed comes with the watch, and is looked at as it is.
         Err(ApplyError::Conflict | ApplyError::Gone) => {
-            debug!(job = %key, "the job has changed since it was read");
+            debug!(job = %key, "something has changed since it was read");
             Done::Error
         }
         Err(ApplyError::Refused(refusal)) => {

@@ -33,7 +33,7 @@ const NOTE_LENGTH_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    #[error("the job was changed by someone else")]
+    #[error("something was changed by someone else meanwhile")]
     Conflict,
     #[error("the job is no more")]
     Gone,
@@ -256,7 +256,6 @@ async fn ensure_service(hub: &Hub, job: &TrainJob, service: &Service) -> Result<
     }));
     match api.patch(&name, &PatchParams::default(), &patch).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Err(ApplyError::Conflict),
         Err(error) => Err(refused(&format!("change service {name}"), error)),
     }
 }
@@ -340,6 +339,7 @@ fn first_pod(job: &TrainJob) -> Option<ObjectReference> {
 /// the log and is no matter of the job's.
 fn refused(what: &str, error: kube::Error) -> ApplyError {
     match error {
+        kube::Error::Api(status) if is_conflict(&status) => ApplyError::Conflict,
         kube::Error::Api(status) if is_about_the_request(&status) => {
             ApplyError::Refused(Refusal::new(what, &status))
         }
@@ -353,6 +353,11 @@ fn failed(what: &str, source: kube::Error) -> ApplyError {
     }
     let what = what.to_owned();
     ApplyError::Failed { what, source }
+}
+
+/// Two wrote at once, and not only to what we asked for: pods that are created together contend for their namespace's quota.
+fn is_conflict(status: &Status) -> bool {
+    status.code == 409 && status.reason == "Conflict"
 }
 
 fn is_about_the_request(status: &Status) -> bool {
@@ -372,5 +377,32 @@ mod tests {
         assert_eq!(difference(&before, &before), None);
         let expected = json!({"phase": "Running", "reason": null, "attempts": [{"number": 1}, {"number": 2}], "nested": {"b": 3}});
         assert_eq!(difference(&before, &after), Some(expected));
+    }
+
+    #[test]
+    fn only_what_the_server_says_of_the_request_itself_is_told_to_the_author() {
+        let quota = r#"Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply your changes to the latest version and try again"#;
+        let table = [
+            (409, "Conflict", quota, "conflict"),
+            (409, "AlreadyExists", r#"pods "j-1-0" already exists"#, "refused"),
+            (403, "Forbidden", "exceeded quota: gpus", "refused"),
+            (422, "Invalid", r#"Pod "j-1-0" is invalid"#, "refused"),
+            (404, "NotFound", r#"namespaces "team" not found"#, "refused"),
+            (500, "InternalError", r#"failed calling webhook "w""#, "refused"),
+            (500, "InternalError", "etcdserver: no leader", "failed"),
+            (401, "Unauthorized", "Unauthorized", "failed"),
+            (429, "TooManyRequests", "too many requests", "failed"),
+            (503, "ServiceUnavailable", "shutting down", "failed"),
+        ];
+        for (code, reason, message, expected) in table {
+            let status = Status::failure(message, reason).with_code(code).boxed();
+            let taken = match refused("create pod j-1-0", kube::Error::Api(status)) {
+                ApplyError::Conflict => "conflict",
+                ApplyError::Refused(_) => "refused",
+                ApplyError::Failed { .. } => "failed",
+                ApplyError::Gone | ApplyError::Fenced => "another",
+            };
+            assert_eq!(taken, expected, "{code} {message}");
+        }
     }
 }
