@@ -47,7 +47,7 @@ pub struct Config {
     pub requests: u32,
 }
 
-/// Waits between attempts: `first`, then `base`, doubling up to `cap`.
+/// Waits between attempts: `first`, then `base`, doubling up to `cap`, and up to half as much again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// Most failures that pass do so at once, so the first wait is short.
@@ -59,14 +59,18 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The wait after the `failures`th failed attempt in a row, from 1.
-    pub fn delay(&self, failures: u32) -> Duration {
+    /// The wait after the `failures`th failed attempt in a row, from 1. `chance` differs from job to job:
+    /// two gangs that each take half of a quota would else be refused together for ever.
+    pub fn delay(&self, failures: u32, chance: u32) -> Duration {
         match failures {
             0 => Duration::ZERO,
             1 => self.first,
             n => {
                 let factor = 1_u32.checked_shl(n - 2).unwrap_or(u32::MAX);
-                self.base.saturating_mul(factor).min(self.cap)
+                let wait = self.base.saturating_mul(factor).min(self.cap);
+                let more = (wait / 2).mul_f64(f64::from(chance) / f64::from(u32::MAX));
+                // Times on record have no parts of seconds.
+                wait + Duration::from_secs(more.as_secs())
             }
         }
     }
@@ -120,8 +124,13 @@ mod tests {
     #[test]
     fn waits_are_short_at_first_and_bounded() {
         let retry = Config::machine(PathBuf::from("stoke")).retry;
-        let seconds: Vec<u64> = (0..9).map(|n| retry.delay(n).as_secs()).collect();
-        assert_eq!(seconds, [0, 1, 10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(retry.delay(u32::MAX), retry.cap);
+        let seconds = |chance| -> Vec<u64> {
+            (0..9)
+                .map(|n| retry.delay(n, chance).as_secs())
+                .collect()
+        };
+        assert_eq!(seconds(0), [0, 1, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(seconds(u32::MAX), [0, 1, 15, 30, 60, 120, 240, 450, 450]);
+        assert_eq!(retry.delay(u32::MAX, 0), retry.cap);
     }
 }

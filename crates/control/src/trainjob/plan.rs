@@ -27,6 +27,7 @@ use super::children;
 use super::frameworks;
 use super::observe::Observed;
 use super::pod::{Blueprint, Site};
+use super::rendezvous::fnv;
 use super::template::Misconfigured;
 use super::workers::{Stage, Worker};
 use crate::cluster;
@@ -312,11 +313,18 @@ impl<'a> Turn<'a> {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
             (None, _) => {
-                let delay = self.config.retry.delay(self.failures_in_a_row());
+                let failures = self.failures_in_a_row();
+                let delay = self.config.retry.delay(failures, self.chance());
                 self.status.next_attempt_at = Some(Time(after(self.now, delay)));
                 self.say(Phase::Restarting, reason, message);
             }
         }
+    }
+
+    /// A number of this job and its attempt, like no other's.
+    fn chance(&self) -> u32 {
+        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
+        fnv(&format!("{}/{uid}", self.status.attempt))
     }
 
     /// Attempts at the end of the record that went wrong soon after they started.

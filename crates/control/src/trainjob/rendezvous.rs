@@ -142,7 +142,8 @@ pub fn lease(
     None
 }
 
-fn fnv(text: &str) -> u32 {
+/// Spreads texts over all numbers, the same everywhere and for ever.
+pub fn fnv(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
