@@ -10,8 +10,11 @@
 //!   renewal saw it later than it was begun, and waits the whole `lease_duration`. So the first has stopped before the second starts,
 //!   as long as their clocks go at the same rate, or one at most `lease_duration / renew_deadline` as fast as the other.
 //! - Every write is on condition of the version that was read, so of two that take an expired lease one gets a conflict.
+//! - A lease that someone deletes is waited for as if it were there, counted from when it was seen to be gone: its holder may not know
+//!   yet. Who leads when it finds its lease gone makes it anew at once, for nobody else can have had it since.
 //!
-//! Invariant: at no moment do two believe to lead.
+//! Invariant: at no moment do two believe to lead. One thing is beyond it: who has never seen the lease, as at the first install,
+//! cannot know that there was one, and does not wait.
 
 mod fence;
 mod term;
@@ -126,9 +129,12 @@ pub struct Election {
 
 #[derive(Debug, Clone)]
 struct Seen {
+    /// Empty where there was none.
     version: String,
     since: Moment,
     holder: String,
+    /// How long others wait for the holder.
+    duration: Duration,
 }
 
 impl Election {
@@ -160,10 +166,7 @@ impl Election {
     /// The lease was read; `now` is after the answer came, so that we count from later than it was written.
     pub fn read(&mut self, record: Option<Record>, now: Moment) {
         let Some(record) = record else {
-            // Whoever had it has it no more. Nor have we, should it have been ours.
-            self.renewed = None;
-            self.known = Known::Absent;
-            return;
+            return self.read_none(now);
         };
         let known_since = self
             .seen
@@ -171,24 +174,53 @@ impl Election {
             .filter(|seen| seen.version == record.version)
             .map(|seen| seen.since);
         let since = known_since.unwrap_or(now);
+        // The holder's own word counts: it may have been told another duration than we were.
+        let duration = record.duration.unwrap_or(self.lease_duration);
         self.seen = Some(Seen {
             version: record.version.clone(),
             since,
             holder: record.holder.clone(),
+            duration,
         });
         let ours = record.holder == self.identity;
         if !ours {
             self.renewed = None;
         }
-        // The holder's own word counts: it may have been told another duration than we were.
-        let duration = record.duration.unwrap_or(self.lease_duration);
         let ends = since.saturating_add(duration);
         if ours || record.holder.is_empty() || now >= ends {
             self.known = Known::Free(record);
         } else {
-            self.known = Known::Nothing;
-            self.not_before = now + self.retry_period.min(ends.saturating_sub(now));
+            self.look_again(now, ends);
         }
+    }
+
+    /// There is none; where there was one, someone has deleted it.
+    fn read_none(&mut self, now: Moment) {
+        let led = self.leads_until().is_some_and(|end| end > now);
+        self.renewed = None;
+        self.known = Known::Absent;
+        let Some(seen) = self.seen.as_mut().filter(|_| !led) else {
+            return;
+        };
+        if !seen.version.is_empty() {
+            *seen = Seen {
+                version: String::new(),
+                since: now,
+                holder: String::new(),
+                // Another may have taken it after we saw it last.
+                duration: seen.duration.max(self.lease_duration),
+            };
+        }
+        let ends = seen.since.saturating_add(seen.duration);
+        if now < ends {
+            self.look_again(now, ends);
+        }
+    }
+
+    /// Someone may lead until `ends`.
+    fn look_again(&mut self, now: Moment, ends: Moment) {
+        self.known = Known::Nothing;
+        self.not_before = now + self.retry_period.min(ends.saturating_sub(now));
     }
 
     /// Our write, begun at `began`, succeeded.
@@ -197,6 +229,7 @@ impl Election {
             version: record.version.clone(),
             since: now,
             holder: record.holder.clone(),
+            duration: self.lease_duration,
         });
         self.known = Known::Free(record);
         self.renewed = Some(began);

@@ -105,8 +105,10 @@ impl Candidate {
                 self.election.wrote(record(&lease), began, now);
                 self.lease = Some(lease);
             }
-            // Changed, made or deleted by another meanwhile.
-            Err(Trouble::Api(status)) if matches!(status.code, 404 | 409) => {
+            // Changed, made or deleted by another meanwhile. Where it cannot be made, its namespace is what is not found.
+            Err(Trouble::Api(status))
+                if status.code == 409 || (status.code == 404 && before.is_some()) =>
+            {
                 self.vitals.recovered(LEASE);
                 self.election.conflicted(now);
             }

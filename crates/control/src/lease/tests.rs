@@ -139,6 +139,37 @@ fn who_finds_another_in_its_lease_leads_no_more() {
     }
 }
 
+#[test]
+fn a_lease_that_was_deleted_is_waited_for_as_if_it_were_there() {
+    let mut election = Election::new(&options("a"));
+    election.read(Some(record("b", 1)), seconds(100));
+    // It may have been renewed until just now.
+    election.read(None, seconds(110));
+    assert_eq!(election.next(seconds(110)), Step::Wait(seconds(2)));
+    assert_eq!(election.holder(), None);
+    election.read(None, seconds(124));
+    assert_eq!(election.next(seconds(124)), Step::Wait(seconds(1)));
+    election.read(None, seconds(125));
+    assert_eq!(election.next(seconds(125)), Step::Create);
+    // Another was there first.
+    election.conflicted(seconds(125));
+    election.read(Some(record("c", 7)), seconds(126));
+    assert_eq!(election.next(seconds(126)), Step::Wait(seconds(2)));
+}
+
+#[test]
+fn who_leads_makes_its_deleted_lease_anew_at_once_and_who_has_led_does_not() {
+    let mut election = Election::new(&options("a"));
+    election.wrote(record("a", 1), seconds(1), seconds(1));
+    election.conflicted(seconds(3));
+    let mut late = election.clone();
+    election.read(None, seconds(4));
+    assert_eq!(election.leads_until(), None, "until it is written");
+    assert_eq!(election.next(seconds(4)), Step::Create);
+    late.read(None, seconds(12));
+    assert!(matches!(late.next(seconds(12)), Step::Wait(_)));
+}
+
 /// One contender, with a clock of its own.
 struct Contender {
     election: Election,
@@ -187,6 +218,7 @@ enum Happens {
         began: Duration,
         back: Duration,
         lost: bool,
+        deletes: bool,
         life: u32,
     },
     Answer {
@@ -211,6 +243,8 @@ struct Luck {
     back_ms: u32,
     lost: bool,
     crash: bool,
+    /// Someone deletes the lease just before it arrives.
+    deletes: bool,
 }
 
 fn luck() -> impl Strategy<Value = Luck> {
@@ -221,12 +255,14 @@ fn luck() -> impl Strategy<Value = Luck> {
         delay,
         prop::bool::weighted(0.1),
         prop::bool::weighted(0.03),
+        prop::bool::weighted(0.03),
     )
-        .prop_map(|(to_ms, back_ms, lost, crash)| Luck {
+        .prop_map(|(to_ms, back_ms, lost, crash, deletes)| Luck {
             to_ms,
             back_ms,
             lost,
             crash,
+            deletes,
         })
 }
 
@@ -244,6 +280,9 @@ fn contend(clocks: &[(u64, u64)], luck: &[Luck]) -> Result<u32, TestCaseError> {
     let mut contenders: Vec<Contender> = clocks.iter().enumerate().map(contender).collect();
     let mut events: BTreeMap<(Duration, u64), (usize, Happens)> = BTreeMap::new();
     let mut lease: Option<Record> = None;
+    let mut version = 0;
+    // The lease is deleted once at most, and when all have seen it: nobody can tell one that was from one that never was.
+    let mut deleted = false;
     let mut order = contenders.len() as u64;
     for i in 0..contenders.len() {
         events.insert((Duration::ZERO, i as u64), (i, Happens::Step));
@@ -255,6 +294,7 @@ fn contend(clocks: &[(u64, u64)], luck: &[Luck]) -> Result<u32, TestCaseError> {
             order += 1;
             events.insert((at, order), (i, event));
         };
+        let everyone_has_seen_it = contenders.iter().all(|c| c.election.seen.is_some());
         let contender = &mut contenders[i];
         match event {
             Happens::Step if contender.busy => {}
@@ -276,7 +316,8 @@ fn contend(clocks: &[(u64, u64)], luck: &[Luck]) -> Result<u32, TestCaseError> {
                     },
                 };
                 let Some(luck) = luck.next() else { break };
-                if luck.crash {
+                let crash = luck.crash && !deleted;
+                if crash {
                     contender.lives += 1;
                     let identity = format!("c{i}.{}", contender.lives);
                     contender.election = Election::new(&options(&identity));
@@ -286,7 +327,8 @@ fn contend(clocks: &[(u64, u64)], luck: &[Luck]) -> Result<u32, TestCaseError> {
                     ask,
                     began: local,
                     back: Duration::from_millis(u64::from(luck.back_ms)),
-                    lost: luck.lost || luck.crash,
+                    lost: luck.lost || crash,
+                    deletes: luck.deletes,
                     // What a life before this one asked for arrives all the same.
                     life: contender.lives,
                 };
@@ -302,14 +344,19 @@ fn contend(clocks: &[(u64, u64)], luck: &[Luck]) -> Result<u32, TestCaseError> {
                 began,
                 back,
                 lost,
+                deletes,
                 life,
             } => {
+                if deletes && !deleted && everyone_has_seen_it {
+                    deleted = true;
+                    lease = None;
+                }
                 let answer = match ask {
                     Ask::Read => Answer::Read(lease.clone()),
                     Ask::Write { holder, on } => {
                         if lease.as_ref().map(|lease| lease.version.clone()) == on {
-                            let version = on.and_then(|on| on.parse::<u64>().ok()).unwrap_or(0);
-                            let written = record(&holder, version + 1);
+                            version += 1;
+                            let written = record(&holder, version);
                             lease = Some(written.clone());
                             Answer::Wrote(written)
                         } else {
@@ -384,10 +431,26 @@ fn somebody_does_lead() {
             to_ms: 10,
             back_ms: 10,
             lost: false,
-            crash: false
+            crash: false,
+            deletes: false,
         };
         100
     ];
     let led = contend(&[(1000, 5), (1001, 70_000), (999, 0)], &luck).expect("one at a time");
     assert_eq!(led, 1, "one, all the time");
+}
+
+#[test]
+fn somebody_leads_again_after_the_lease_was_deleted() {
+    let calm = Luck {
+        to_ms: 10,
+        back_ms: 10,
+        lost: false,
+        crash: false,
+        deletes: false,
+    };
+    let mut luck = vec![calm; 100];
+    luck[50].deletes = true;
+    let led = contend(&[(1000, 5), (1001, 70_000)], &luck).expect("one at a time");
+    assert_eq!(led, 2);
 }
