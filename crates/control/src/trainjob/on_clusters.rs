@@ -213,6 +213,12 @@ fn what_a_cluster_cannot_run_says_which_field_to_change() {
     let template =
         |spec: Value| json!({"command": ["a"], "image": "a", "template": {"spec": spec}});
     insta::assert_snapshot!(reason(template(json!({"nodeName": "n1"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.nodeName: workers are placed together: use nodeSelector or affinity to say where");
+    insta::assert_snapshot!(reason(template(json!({"priorityClassName": "high"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.priorityClassName: set spec.priority: production, standard or experiment");
+    insta::assert_snapshot!(reason(template(json!({"restartPolicy": "OnFailure"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.restartPolicy: a gang is started anew as a whole: say how often with spec.retries");
+    insta::assert_snapshot!(reason(template(json!({"hostname": "trainer"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.hostname: workers find each other by their host names, which are <job>-<rank>: leave it out");
+    insta::assert_snapshot!(reason(template(json!({"subdomain": "gang"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.subdomain: workers find each other under the job's own name: leave it out");
+    let harmless = template(json!({"restartPolicy": "Never", "hostname": ""}));
+    assert!(reason(harmless).starts_with("Starting"), "it is what they have anyway");
     insta::assert_snapshot!(reason(template(json!({"hostNetwork": true}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.hostNetwork: set network: host, so that workers are told the ports they have there");
     let mut stage = two_nodes(json!({"framework": "mpi", "command": ["a"], "image": "a"}));
     stage.config.image = None;

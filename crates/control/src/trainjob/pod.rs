@@ -81,10 +81,10 @@ impl<'a> Blueprint<'a> {
     /// What a template may ask of Kubernetes, but not of us.
     fn check(&self) -> Result<(), Misconfigured> {
         let spec = self.template.spec.as_ref();
-        let named = spec.and_then(|spec| spec.node_name.as_deref());
-        if named.is_some_and(|name| !name.is_empty()) {
-            let problem = "workers are placed together: use nodeSelector or affinity to say where";
-            return Err(Misconfigured::new("template.spec.nodeName", problem));
+        let ours = spec.and_then(set_by_us);
+        if let Some((field, problem)) = ours {
+            let path = format!("template.spec.{field}");
+            return Err(Misconfigured::new(path, problem));
         }
         let on_host = spec.is_some_and(|spec| spec.host_network == Some(true));
         if on_host && self.network() == Network::Pod {
@@ -362,6 +362,41 @@ impl<'a> Blueprint<'a> {
             security::harden(spec);
         }
     }
+}
+
+/// The first field of a template that every pod of ours has a value of its own for, and how to say what it was meant to.
+fn set_by_us(spec: &PodSpec) -> Option<(&'static str, &'static str)> {
+    let said = |value: &Option<String>| value.as_deref().is_some_and(|value| !value.is_empty());
+    let otherwise = |value: &Option<String>, ours: &str| said(value) && value.as_deref() != Some(ours);
+    let fields = [
+        (
+            said(&spec.node_name),
+            "nodeName",
+            "workers are placed together: use nodeSelector or affinity to say where",
+        ),
+        (
+            said(&spec.priority_class_name),
+            "priorityClassName",
+            "set spec.priority: production, standard or experiment",
+        ),
+        (
+            otherwise(&spec.restart_policy, "Never"),
+            "restartPolicy",
+            "a gang is started anew as a whole: say how often with spec.retries",
+        ),
+        (
+            said(&spec.hostname),
+            "hostname",
+            "workers find each other by their host names, which are <job>-<rank>: leave it out",
+        ),
+        (
+            said(&spec.subdomain),
+            "subdomain",
+            "workers find each other under the job's own name: leave it out",
+        ),
+    ];
+    let found = fields.into_iter().find(|(is_set, ..)| *is_set);
+    found.map(|(_, field, problem)| (field, problem))
 }
 
 /// [`template::parse`] put it first.
