@@ -177,14 +177,18 @@ impl Cluster {
     }
 }
 
+/// Does a process that serves a cluster run in it, as its service account?
+pub fn serves_from_within(args: &WorldArgs) -> bool {
+    !args.asked().names_cluster && is_in_pod(|name: &str| std::env::var_os(name))
+}
+
 /// How a process that serves a cluster reaches it: as told on the command line, as its service account, or as the person
 /// who started it by hand.
 pub async fn service_config(args: &WorldArgs) -> anyhow::Result<Config> {
-    let variable = |name: &str| std::env::var_os(name);
-    let names_cluster = args.asked().names_cluster;
-    if !names_cluster && is_in_pod(variable) {
+    if serves_from_within(args) {
         return Cluster::around_us()?.config().await;
     }
+    let variable = |name: &str| std::env::var_os(name);
     let contexts = Contexts::read(args.kubeconfig.as_deref(), &variable)?;
     let cluster = Cluster::of_context(contexts, args.context.as_deref())?;
     cluster.config().await

@@ -58,7 +58,7 @@ pub struct Args {
     /// How long a gang may take to start before it is placed anew, elsewhere where it can
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
     start_deadline: Duration,
-    /// Namespace of the Lease [default: the operator's own]
+    /// Namespace of the Lease [default: the operator's own, outside a pod stokehold-system]
     #[arg(
         long,
         value_name = "NAME",
@@ -140,7 +140,8 @@ async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
     let stop = stop_signals()?;
     let mut config = world::service_config(world).await?;
     set_patience(&mut config);
-    let lease = lease(&args, &config.default_namespace)?;
+    let own_namespace = world::serves_from_within(world).then(|| config.default_namespace.clone());
+    let lease = lease(&args, own_namespace)?;
     name_ourselves(&mut config, &lease.identity);
     let server = config.cluster_url.to_string();
     let client = Client::try_from(config).context("cannot set up a client for the cluster")?;
@@ -198,15 +199,19 @@ fn name_ourselves(config: &mut kube::Config, identity: &str) {
     }
 }
 
-fn lease(args: &Args, own_namespace: &str) -> anyhow::Result<LeaseOptions> {
+/// Where the chart's operators have their lease. One that is started by hand must contend for the same, and the namespace of a
+/// person's context has nothing to do with it.
+const USUAL_NAMESPACE: &str = "stokehold-system";
+
+fn lease(args: &Args, own_namespace: Option<String>) -> anyhow::Result<LeaseOptions> {
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .into_owned();
     let pod = args.pod_name.clone().unwrap_or(host);
-    let namespace = args.lease_namespace.clone();
+    let namespace = args.lease_namespace.clone().or(own_namespace);
     let lease = LeaseOptions {
-        namespace: namespace.unwrap_or_else(|| own_namespace.to_owned()),
+        namespace: namespace.unwrap_or_else(|| USUAL_NAMESPACE.to_owned()),
         name: args.lease_name.clone(),
         identity: LeaseOptions::identity(&pod),
         lease_duration: args.lease_duration,
@@ -223,6 +228,28 @@ fn lease(args: &Args, own_namespace: &str) -> anyhow::Result<LeaseOptions> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn all_operators_of_a_cluster_contend_for_one_lease() {
+        let table = [
+            (None, Some("ours"), "ours"),
+            (None, None, "stokehold-system"),
+            (Some("said"), Some("ours"), "said"),
+            (Some("said"), None, "said"),
+        ];
+        for (said, own, expected) in table {
+            let mut line = <Line as clap::Parser>::parse_from(["operator"]);
+            line.args.lease_namespace = said.map(str::to_owned);
+            let lease = lease(&line.args, own.map(str::to_owned)).expect("good times");
+            assert_eq!(lease.namespace, expected, "{said:?} {own:?}");
+        }
+    }
 
     #[test]
     fn times_have_units() {
