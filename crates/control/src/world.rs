@@ -527,7 +527,9 @@ fn live_attempt(job: &TrainJob) -> Option<&Attempt> {
 /// its pod vanish it is created again.
 fn promise_of(job: &TrainJob) -> Option<Promise> {
     let attempt = live_attempt(job).filter(|attempt| attempt.running_at.is_none())?;
-    Some(promise(job, attempt))
+    // One that is being deleted makes no more pods.
+    let goes = job.metadata.deletion_timestamp.is_some();
+    (!goes).then(|| promise(job, attempt))
 }
 
 fn promise(job: &TrainJob, attempt: &Attempt) -> Promise {

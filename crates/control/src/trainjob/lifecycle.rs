@@ -507,6 +507,27 @@ fn jobs_of_others_and_jobs_that_go_are_left_alone() {
 }
 
 #[test]
+fn a_job_that_a_finalizer_keeps_trains_no_more() {
+    let going = |finalizer: &str| {
+        let mut stage = gang();
+        let plan = stage.plan("j").expect("a plan");
+        stage.carry_out("j", &plan, 2);
+        stage.run_pod("j-1-0");
+        let job = stage.jobs.get_mut("j").expect("the job");
+        job.metadata.deletion_timestamp = Some(at(0).into());
+        job.metadata.finalizers = Some(vec![finalizer.to_owned()]);
+        stage
+    };
+    // Its worker is stopped, and the one that was to come is not made.
+    insta::assert_snapshot!(going("example.com/billing").turn("j"), @r"
+    Starting (StartingWorkers) 0/2 failures 0: attempt 1 on n1
+      delete pod j-1-0
+    ");
+    let left = going("orphan").plan("j").expect("a plan");
+    assert!(left.actions.is_empty(), "whoever asks for orphans gets them");
+}
+
+#[test]
 fn old_pods_are_cleared_away_but_for_the_last_failed_attempt() {
     let mut stage = stage(json!({"command": ["train"], "retries": 5}));
     for attempt in 1..=3 {

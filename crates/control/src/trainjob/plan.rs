@@ -70,9 +70,14 @@ pub enum Action {
 
 pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
     let mut turn = Turn::new(observed, config, now);
-    if is_ours(&observed.job) && observed.job.metadata.deletion_timestamp.is_none() {
-        turn.take();
-        turn.tell();
+    if is_ours(&observed.job) {
+        if observed.job.metadata.deletion_timestamp.is_none() {
+            turn.take();
+            turn.tell();
+        } else if !leaves_orphans(&observed.job) {
+            // Someone's finalizer may keep it for long, and nothing else stops its pods before it is gone.
+            turn.stop(|_| true);
+        }
     }
     Plan {
         status: turn.status,
@@ -87,6 +92,12 @@ fn is_ours(job: &TrainJob) -> bool {
         .managed_by
         .as_deref()
         .is_none_or(|name| name == MANAGED_BY)
+}
+
+/// Is it being deleted in such a way that its pods stay: `kubectl delete --cascade=orphan`?
+fn leaves_orphans(job: &TrainJob) -> bool {
+    let mut finalizers = job.metadata.finalizers.iter().flatten();
+    finalizers.any(|finalizer| finalizer == "orphan")
 }
 
 /// One look at a job.
