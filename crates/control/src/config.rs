@@ -124,11 +124,8 @@ mod tests {
     #[test]
     fn waits_are_short_at_first_and_bounded() {
         let retry = Config::machine(PathBuf::from("stoke")).retry;
-        let seconds = |chance| -> Vec<u64> {
-            (0..9)
-                .map(|n| retry.delay(n, chance).as_secs())
-                .collect()
-        };
+        let seconds =
+            |chance| -> Vec<u64> { (0..9).map(|n| retry.delay(n, chance).as_secs()).collect() };
         assert_eq!(seconds(0), [0, 1, 10, 20, 40, 80, 160, 300, 300]);
         assert_eq!(seconds(u32::MAX), [0, 1, 15, 30, 60, 120, 240, 450, 450]);
         assert_eq!(retry.delay(u32::MAX, 0), retry.cap);

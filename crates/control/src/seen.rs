@@ -66,6 +66,7 @@ pub struct PodCondition {
     pub status: Box<str>,
     pub reason: Option<Box<str>>,
     pub message: Option<Box<str>>,
+    pub last_transition_time: Option<Time>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -208,6 +209,7 @@ impl From<core::PodCondition> for PodCondition {
             status: boxed(condition.status),
             reason: condition.reason.map(boxed),
             message: condition.message.map(boxed),
+            last_transition_time: condition.last_transition_time,
         }
     }
 }

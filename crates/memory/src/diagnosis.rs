@@ -39,6 +39,9 @@ pub enum End {
     NeverStarted,
 }
 
+/// The word for a worker that its node did not start in time.
+pub const NOT_STARTED: &str = "NotStarted";
+
 /// How a container ended, as the kubelet says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Terminated {
@@ -82,15 +85,7 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
             format!("rank {rank} was lost with its node {}", evidence.node),
             "",
         ),
-        End::NeverStarted => outside(
-            Reason::StartFailed,
-            "NotStarted",
-            told(
-                format!("rank {rank} did not start in time on {}", evidence.node),
-                &evidence.pod_message,
-            ),
-            start_help(&evidence.pod_message),
-        ),
+        End::NeverStarted => never_started(evidence),
         _ => ended(evidence),
     }
 }
@@ -203,9 +198,28 @@ fn evicted(evidence: &Evidence) -> Diagnosis {
     }
 }
 
-/// What helps a worker that does not start, by the kubelet's or the scheduler's word for it.
-fn start_help(message: &str) -> &'static str {
+fn never_started(evidence: &Evidence) -> Diagnosis {
+    let message = &evidence.pod_message;
+    // The kubelet's or the scheduler's word for it comes first.
     let word = message.split(':').next().unwrap_or_default();
+    let sentence = format!(
+        "rank {} did not start in time on {}",
+        evidence.rank, evidence.node
+    );
+    let known_as = match word {
+        "Unschedulable" => word,
+        _ => NOT_STARTED,
+    };
+    outside(
+        Reason::StartFailed,
+        known_as,
+        told(sentence, message),
+        start_help(word),
+    )
+}
+
+/// What helps a worker that does not start, by its scheduler's or its node's word for it.
+fn start_help(word: &str) -> &'static str {
     match word {
         "ImagePullBackOff"
         | "ErrImagePull"
@@ -428,7 +442,7 @@ mod tests {
             ..pod("", message)
         };
         insta::assert_snapshot!(says(&waiting("ImagePullBackOff: not found")), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1: ImagePullBackOff: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets");
-        insta::assert_snapshot!(says(&waiting("Unschedulable: 0/2 nodes are available")), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1: Unschedulable: 0/2 nodes are available; the next attempt goes to other nodes where it can");
+        insta::assert_snapshot!(says(&waiting("Unschedulable: 0/2 nodes are available")), @"StartFailed (Unschedulable), does not count: rank 1 did not start in time on n1: Unschedulable: 0/2 nodes are available; the next attempt goes to other nodes where it can");
         let drained = Evidence {
             end: End::Deleted,
             disruption: Some((

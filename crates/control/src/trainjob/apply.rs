@@ -384,11 +384,21 @@ mod tests {
         let quota = r#"Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply your changes to the latest version and try again"#;
         let table = [
             (409, "Conflict", quota, "conflict"),
-            (409, "AlreadyExists", r#"pods "j-1-0" already exists"#, "refused"),
+            (
+                409,
+                "AlreadyExists",
+                r#"pods "j-1-0" already exists"#,
+                "refused",
+            ),
             (403, "Forbidden", "exceeded quota: gpus", "refused"),
             (422, "Invalid", r#"Pod "j-1-0" is invalid"#, "refused"),
             (404, "NotFound", r#"namespaces "team" not found"#, "refused"),
-            (500, "InternalError", r#"failed calling webhook "w""#, "refused"),
+            (
+                500,
+                "InternalError",
+                r#"failed calling webhook "w""#,
+                "refused",
+            ),
             (500, "InternalError", "etcdserver: no leader", "failed"),
             (401, "Unauthorized", "Unauthorized", "failed"),
             (429, "TooManyRequests", "too many requests", "failed"),

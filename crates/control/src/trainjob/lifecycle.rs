@@ -524,7 +524,10 @@ fn a_job_that_a_finalizer_keeps_trains_no_more() {
       delete pod j-1-0
     ");
     let left = going("orphan").plan("j").expect("a plan");
-    assert!(left.actions.is_empty(), "whoever asks for orphans gets them");
+    assert!(
+        left.actions.is_empty(),
+        "whoever asks for orphans gets them"
+    );
 }
 
 #[test]
@@ -561,7 +564,10 @@ fn waits_grow_with_failures_in_a_row_and_begin_anew_after_a_long_run() {
     }
     let expected = [1..=1, 10..=15, 20..=30, 1..=1, 1..=1];
     assert!(
-        waits.iter().zip(&expected).all(|(wait, all)| all.contains(wait)),
+        waits
+            .iter()
+            .zip(&expected)
+            .all(|(wait, all)| all.contains(wait)),
         "{waits:?}"
     );
     assert_eq!(status(&stage).phase, Phase::Queued);
@@ -583,7 +589,9 @@ fn jobs_that_are_refused_together_are_not_tried_again_together() {
         status(&stage).next_attempt_at.expect("a time").0
     };
     assert_eq!(next("one"), next("one"), "it is planned the same each time");
-    let times: std::collections::BTreeSet<_> =
-        ["one", "two", "three", "four"].map(next).into_iter().collect();
+    let times: std::collections::BTreeSet<_> = ["one", "two", "three", "four"]
+        .map(next)
+        .into_iter()
+        .collect();
     assert_eq!(times.len(), 4);
 }

@@ -218,7 +218,10 @@ fn what_a_cluster_cannot_run_says_which_field_to_change() {
     insta::assert_snapshot!(reason(template(json!({"hostname": "trainer"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.hostname: workers find each other by their host names, which are <job>-<rank>: leave it out");
     insta::assert_snapshot!(reason(template(json!({"subdomain": "gang"}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.subdomain: workers find each other under the job's own name: leave it out");
     let harmless = template(json!({"restartPolicy": "Never", "hostname": ""}));
-    assert!(reason(harmless).starts_with("Starting"), "it is what they have anyway");
+    assert!(
+        reason(harmless).starts_with("Starting"),
+        "it is what they have anyway"
+    );
     insta::assert_snapshot!(reason(template(json!({"hostNetwork": true}))), @"Queued (Misconfigured) 0/1 failures 0: spec.template.spec.hostNetwork: set network: host, so that workers are told the ports they have there");
     let mut stage = two_nodes(json!({"framework": "mpi", "command": ["a"], "image": "a"}));
     stage.config.image = None;
@@ -261,14 +264,13 @@ fn a_gang_that_does_not_start_is_placed_anew_elsewhere() {
     assert_eq!(status(&stage).attempts[0].nodes, ["n1", "n2"]);
     stage.run_pod("j-1-0");
     let no_room = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't satisfy plugin(s) [NodeAffinity].";
-    let unscheduled = json!({"phase": "Pending", "conditions": [
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": no_room}]});
-    stage.set_pod("j-1-1", unscheduled);
+    stage.pass(10);
+    unschedule(&mut stage, "j-1-1", "Unschedulable", no_room);
     insta::assert_snapshot!(stage.turn("j"), @r"
     Starting (StartingWorkers) 1/2 failures 0: attempt 1 on n1, n2; rank 1 waits: Unschedulable: 0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't satisfy plugin(s) [NodeAffinity].
-      again in 900s
+      again in 30s
     ");
-    stage.pass(900);
+    stage.pass(30);
     insta::assert_snapshot!(stage.turn("j"), @r"
     Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n2: Unschedulable: 0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't satisfy plugin(s) [NodeAffinity]; the next attempt goes to other nodes where it can
       delete pod j-1-0
@@ -290,6 +292,64 @@ fn a_gang_that_does_not_start_is_placed_anew_elsewhere() {
     stage.pass(60);
     stage.turn("j");
     assert_eq!(status(&stage).attempts[2].nodes, ["n1", "n2"]);
+}
+
+/// As kube-scheduler says that it has found no node.
+fn unschedule(stage: &mut Stage, pod: &str, reason: &str, message: &str) {
+    let since = stage.now.to_string();
+    let status = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": reason,
+        "message": message, "lastTransitionTime": since}]});
+    stage.set_pod(pod, status);
+    let spec = stage.pods.get_mut(pod).expect("a pod").spec.as_mut();
+    spec.expect("a spec").node_name = None;
+}
+
+#[test]
+fn room_is_given_back_soon_after_a_scheduler_refused_a_worker_for_good() {
+    let table = [
+        (
+            "Unschedulable",
+            "0/2 nodes are available: 1 Insufficient cpu",
+            30,
+        ),
+        (
+            "Unschedulable",
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            900,
+        ),
+        (
+            "SchedulingGated",
+            "Scheduling is blocked due to non-empty scheduling gates",
+            900,
+        ),
+        ("SchedulerError", "binding rejected", 900),
+    ];
+    for (reason, message, expected) in table {
+        let mut stage = two_nodes(json!({"command": ["train"], "image": "a"}));
+        stage.turn("j");
+        unschedule(&mut stage, "j-1-0", reason, message);
+        let said = stage.turn("j");
+        assert!(said.ends_with(&format!("again in {expected}s")), "{said}");
+        stage.pass(expected - 1);
+        assert!(
+            stage.turn("j").starts_with("Starting"),
+            "{reason}: {message}"
+        );
+        stage.pass(1);
+        assert!(stage.turn("j").starts_with("Restarting (StartFailed)"));
+    }
+    // A clock that is behind ours does not end it at once.
+    let mut stage = two_nodes(json!({"command": ["train"], "image": "a"}));
+    stage.turn("j");
+    stage.now = at(-3600);
+    unschedule(
+        &mut stage,
+        "j-1-0",
+        "Unschedulable",
+        "0/2 nodes are available",
+    );
+    stage.now = at(0);
+    assert!(stage.turn("j").ends_with("again in 30s"));
 }
 
 #[test]

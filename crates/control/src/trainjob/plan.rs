@@ -217,13 +217,18 @@ impl<'a> Turn<'a> {
         self.watch_the_clock();
     }
 
-    /// Looks again when the attempt has not started in time, or the job has run long enough.
+    /// Looks again when the attempt or one of its workers has not started in time, or the job has run long enough.
     fn watch_the_clock(&mut self) {
         let Some(attempt) = self.live() else { return };
         match (&attempt.running_at, self.job.spec.max_duration) {
             (None, _) => {
                 let placed = attempt.placed_at.as_ref().map_or(self.now, |time| time.0);
                 self.wake_at(after(placed, self.config.start_deadline));
+                for worker in self.ranks(&attempt).iter().flatten() {
+                    if let Some(at) = ending::given_up_at(worker, &attempt) {
+                        self.wake_at(at);
+                    }
+                }
             }
             (Some(running), Some(max)) => {
                 let left = max.seconds.saturating_sub(self.status.ran_seconds);

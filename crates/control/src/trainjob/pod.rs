@@ -367,7 +367,8 @@ impl<'a> Blueprint<'a> {
 /// The first field of a template that every pod of ours has a value of its own for, and how to say what it was meant to.
 fn set_by_us(spec: &PodSpec) -> Option<(&'static str, &'static str)> {
     let said = |value: &Option<String>| value.as_deref().is_some_and(|value| !value.is_empty());
-    let otherwise = |value: &Option<String>, ours: &str| said(value) && value.as_deref() != Some(ours);
+    let otherwise =
+        |value: &Option<String>, ours: &str| said(value) && value.as_deref() != Some(ours);
     let fields = [
         (
             said(&spec.node_name),

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated};
 
-use crate::seen::{self, ContainerState, ContainerStatus, Pod};
+use crate::seen::{self, ContainerState, ContainerStatus, Pod, PodCondition};
 
 /// A pod that belongs to a job, by its owner reference and not only by its labels.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +21,13 @@ pub enum Stage {
     Running,
     Succeeded,
     Failed,
+}
+
+/// What keeps a worker from starting and is seldom over by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The scheduler does not let it onto the one node that it is for.
+    Unschedulable,
 }
 
 impl<'a> Worker<'a> {
@@ -137,9 +144,26 @@ impl<'a> Worker<'a> {
         if let Some(waiting) = waiting {
             return Some((text(&waiting.reason), text(&waiting.message)));
         }
-        let mut conditions = status.conditions.iter();
-        let unscheduled = conditions.find(|condition| *condition.type_ == *"PodScheduled")?;
+        let unscheduled = self.unscheduled()?;
         Some((text(&unscheduled.reason), text(&unscheduled.message)))
+    }
+
+    fn unscheduled(&self) -> Option<&'a PodCondition> {
+        let mut conditions = self.pod.status.conditions.iter();
+        conditions.find(|condition| *condition.type_ == *"PodScheduled")
+    }
+
+    /// What holds it back, and since when, where that is known. Not that its volumes are being made, which takes its time.
+    pub fn hold(&self) -> Option<(Hold, Option<Timestamp>)> {
+        let (reason, message) = self.wait().filter(|_| self.stage() == Stage::Waiting)?;
+        let provisioning = message.contains("unbound immediate PersistentVolumeClaims");
+        match reason {
+            "Unschedulable" if !provisioning => {
+                let since = self.unscheduled()?.last_transition_time.as_ref();
+                Some((Hold::Unschedulable, since.map(|time| time.0)))
+            }
+            _ => None,
+        }
     }
 
     /// When someone deleted it.

@@ -9,7 +9,7 @@ use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
 use stoke_memory::{Blame, Diagnosis, End, Evidence, diagnose};
 
 use super::{Turn, after, telling};
-use crate::trainjob::workers::{Stage, Worker};
+use crate::trainjob::workers::{Hold, Stage, Worker};
 
 /// How an attempt ended.
 pub struct Ending {
@@ -27,6 +27,10 @@ pub struct Ending {
 /// When one worker is out of memory the others soon lose their connection to it, and are seen to fail first as often as not. Ends
 /// this close together are one end, and the one that explains the others is its cause.
 const SAME_END: SignedDuration = SignedDuration::from_secs(10);
+
+/// How long a scheduler may refuse a worker. What placement did not know of is seldom gone in a moment, and the rest of the gang
+/// holds its GPUs meanwhile.
+const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(30);
 
 pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     let ranks = turn.ranks(attempt);
@@ -190,25 +194,39 @@ fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     })
 }
 
+/// When a worker that is held back is waited for no longer, though the gang's time is not over.
+pub fn given_up_at(worker: &Worker<'_>, attempt: &Attempt) -> Option<Timestamp> {
+    let placed = attempt.placed_at.as_ref()?.0;
+    let (hold, since) = worker.hold()?;
+    let patience = match hold {
+        Hold::Unschedulable => UNSCHEDULABLE_MAX,
+    };
+    // Another's clock may be behind ours: nothing held it back before it was placed.
+    Some(after(
+        since.map_or(placed, |since| since.max(placed)),
+        patience,
+    ))
+}
+
 /// Not all workers ran in time: something holds one back that placement does not know of.
 fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
     if attempt.running_at.is_some() {
         return None;
     }
     let placed = attempt.placed_at.as_ref()?;
-    let deadline: Duration = turn.config.start_deadline;
-    if after(placed.0, deadline) > turn.now {
-        return None;
-    }
-    let waiting = || {
-        (0_u32..)
-            .zip(ranks)
-            .filter(|(_, worker)| worker.is_none_or(|worker| worker.stage() == Stage::Waiting))
+    let over = |at: Timestamp| at <= turn.now;
+    let all = over(after(placed.0, turn.config.start_deadline));
+    let late = || {
+        (0_u32..).zip(ranks).filter(|(_, worker)| match worker {
+            Some(worker) if all => worker.stage() == Stage::Waiting,
+            Some(worker) => given_up_at(worker, attempt).is_some_and(over),
+            None => all,
+        })
     };
     // One that says what holds it back, if there is one.
     let troubled = |worker: &Option<Worker<'_>>| worker.is_some_and(|w| w.trouble().is_some());
-    let told = waiting().find(|(_, worker)| troubled(worker));
-    let (rank, worker) = told.or_else(|| waiting().next())?;
+    let told = late().find(|(_, worker)| troubled(worker));
+    let (rank, worker) = told.or_else(|| late().next())?;
     let node = |rank: u32| {
         attempt
             .nodes
@@ -224,7 +242,7 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         end,
         ..evidence
     };
-    let avoid: BTreeSet<String> = waiting().map(|(rank, _)| node(rank)).collect();
+    let avoid: BTreeSet<String> = late().map(|(rank, _)| node(rank)).collect();
     Some(Ending {
         avoid: avoid.into_iter().collect(),
         ..diagnosed(diagnose(&evidence), rank, None, turn.now)
