@@ -58,6 +58,10 @@ pub struct PodStatus {
     pub conditions: Box<[PodCondition]>,
     pub init_container_statuses: Box<[ContainerStatus]>,
     pub container_statuses: Box<[ContainerStatus]>,
+    /// Its volumes and its network are there: what it still waits for are images and containers.
+    pub has_sandbox: bool,
+    /// Since when its status is what it is, as far as is known.
+    pub since: Option<Time>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -143,6 +147,12 @@ impl From<core::Pod> for Pod {
         let requests = cluster::held(&pod);
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
+        let conditions = || status.conditions.iter().flatten();
+        let writes = pod.metadata.managed_fields.iter().flatten();
+        let of_status = writes.filter(|write| write.subresource.as_deref() == Some("status"));
+        let since = of_status.filter_map(|write| write.time.clone()).max();
+        let has_sandbox =
+            conditions().any(|c| c.type_ == "PodReadyToStartContainers" && c.status == "True");
         Self {
             metadata: pod.metadata.into(),
             spec: PodSpec {
@@ -165,6 +175,8 @@ impl From<core::Pod> for Pod {
                     .collect(),
                 init_container_statuses: statuses(status.init_container_statuses),
                 container_statuses: statuses(status.container_statuses),
+                has_sandbox,
+                since,
             },
         }
     }
@@ -283,7 +295,11 @@ mod tests {
         let pod = seen(json!({
             "metadata": {"name": "j-2-3", "namespace": "ns", "uid": "u", "resourceVersion": "17",
                 "labels": {"stokehold.dev/job": "j", "stokehold.dev/attempt": "2", "stokehold.dev/rank": "3"},
-                "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "j", "uid": "owner"}]},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "j", "uid": "owner"}],
+                "managedFields": [
+                    {"manager": "kubelet", "subresource": "status", "time": "2026-01-01T00:00:07Z"},
+                    {"manager": "agent", "time": "2026-01-01T00:00:09Z"},
+                    {"manager": "scheduler", "subresource": "status", "time": "2026-01-01T00:00:01Z"}]},
             "spec": {"nodeName": "n", "containers": [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "2"}}}, {"name": "log"}]},
             "status": {
                 "phase": "Running",
@@ -305,6 +321,8 @@ mod tests {
         assert_eq!(pod.node(), Some("n"));
         assert_eq!(pod.spec.requests.gpus, 2);
         assert_eq!(pod.status.conditions.len(), 1);
+        let since = pod.status.since.as_ref().map(|time| time.0.to_string());
+        assert_eq!(since.as_deref(), Some("2026-01-01T00:00:07Z"));
         assert!(pod.is_running() && !pod.is_on_its_way() && !pod.is_finished());
         assert!(
             size_of::<Pod>() < 512,

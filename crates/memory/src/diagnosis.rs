@@ -210,11 +210,47 @@ fn never_started(evidence: &Evidence) -> Diagnosis {
         "Unschedulable" => word,
         _ => NOT_STARTED,
     };
-    outside(
+    let own = match word {
+        "InvalidImageName" | "CreateContainerConfigError" => true,
+        "ErrImagePull" | "ImagePullBackOff" => there_is_no_such_image(message),
+        // An image that may not be pulled is on some nodes perhaps, and a container that cannot be made here perhaps elsewhere.
+        _ => false,
+    };
+    diagnosis(
+        if own { Blame::Job } else { Blame::Outside },
         Reason::StartFailed,
         known_as,
         told(sentence, message),
         start_help(word),
+    )
+}
+
+/// Does a registry say that it does not have the image, or not for us? It would say so to every node.
+fn there_is_no_such_image(message: &str) -> bool {
+    let message = message.to_lowercase();
+    let says = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    // Who does not get through to the registry may have not found its name either.
+    let unheard = ["dial tcp", "lookup ", "timeout", "deadline exceeded"];
+    let refused = [
+        "not found",
+        "manifest unknown",
+        "unauthorized",
+        "denied",
+        "forbidden",
+        "authorization failed",
+        "no basic auth credentials",
+    ];
+    !says(&unheard) && says(&refused)
+}
+
+/// Is it over by itself, if one waits, that a container does not start? Takes its node's word for it.
+pub fn may_still_start(word: &str) -> bool {
+    !matches!(
+        word,
+        "InvalidImageName"
+            | "ErrImageNeverPull"
+            | "CreateContainerConfigError"
+            | "CreateContainerError"
     )
 }
 
@@ -232,6 +268,7 @@ fn start_help(word: &str) -> &'static str {
         "CreateContainerConfigError" => {
             "check the Secrets and ConfigMaps that its variables and volumes name"
         }
+        "CreateContainerError" => "check that what it mounts exists where it runs",
         "ContainerCreating" | "PodInitializing" => {
             "its node still waits for an image, a volume or a network: kubectl describe its pod"
         }
@@ -441,7 +478,7 @@ mod tests {
             end: End::NeverStarted,
             ..pod("", message)
         };
-        insta::assert_snapshot!(says(&waiting("ImagePullBackOff: not found")), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1: ImagePullBackOff: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets");
+        insta::assert_snapshot!(says(&waiting("ImagePullBackOff: not found")), @"StartFailed (NotStarted), counts: rank 1 did not start in time on n1: ImagePullBackOff: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets");
         insta::assert_snapshot!(says(&waiting("Unschedulable: 0/2 nodes are available")), @"StartFailed (Unschedulable), does not count: rank 1 did not start in time on n1: Unschedulable: 0/2 nodes are available; the next attempt goes to other nodes where it can");
         let drained = Evidence {
             end: End::Deleted,
@@ -462,6 +499,39 @@ mod tests {
             ..exit(143, "Error", "")
         };
         insta::assert_snapshot!(says(&stopped), @"WorkerLost (Deleted), does not count: rank 1 was deleted from outside");
+    }
+
+    #[test]
+    fn a_start_that_fails_everywhere_is_the_jobs_own_doing() {
+        let pulled = |cause: &str| {
+            format!(
+                "ImagePullBackOff: Back-off pulling image \"acme/vision:1\": ErrImagePull: {cause}"
+            )
+        };
+        let no_secret = r#"CreateContainerConfigError: secret "token" not found"#;
+        let table = [
+            ("InvalidImageName: couldn't parse image name".to_owned(), Blame::Job),
+            (no_secret.to_owned(), Blame::Job),
+            (pulled(r#"failed to resolve reference "docker.io/acme/vision:1": docker.io/acme/vision:1: not found"#), Blame::Job),
+            (pulled("pull access denied, repository does not exist or may require authorization"), Blame::Job),
+            (pulled("unexpected status from HEAD request to https://r.example.com/v2/: 401 Unauthorized"), Blame::Job),
+            (pulled("reading manifest 1 in docker.io/acme/vision: manifest unknown"), Blame::Job),
+            (pulled("unexpected status from HEAD request to https://r.example.com/v2/: 503 Service Unavailable"), Blame::Outside),
+            (pulled(r#"Get "https://r.example.com/v2/": dial tcp: lookup r.example.com on 10.0.0.10:53: no such host"#), Blame::Outside),
+            (pulled(r#"Get "https://r.example.com/v2/": net/http: TLS handshake timeout"#), Blame::Outside),
+            (r#"ImagePullBackOff: Back-off pulling image "acme/vision:1""#.to_owned(), Blame::Outside),
+            (r#"ErrImageNeverPull: Container image "acme/vision:1" is not present with pull policy of Never"#.to_owned(), Blame::Outside),
+            ("CreateContainerError: no space left on device".to_owned(), Blame::Outside),
+            ("ContainerCreating".to_owned(), Blame::Outside),
+            (String::new(), Blame::Outside),
+        ];
+        for (message, expected) in table {
+            let evidence = Evidence {
+                end: End::NeverStarted,
+                ..pod("", &message)
+            };
+            assert_eq!(diagnose(&evidence).blame, expected, "{message}");
+        }
     }
 
     proptest! {

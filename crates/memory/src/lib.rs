@@ -8,5 +8,7 @@
 mod diagnosis;
 mod sizing;
 
-pub use diagnosis::{Blame, Diagnosis, End, Evidence, Terminated, diagnose};
+pub use diagnosis::{
+    Blame, Diagnosis, End, Evidence, NOT_STARTED, Terminated, diagnose, may_still_start,
+};
 pub use sizing::{Share, share_of, size};

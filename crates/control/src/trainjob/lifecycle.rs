@@ -244,15 +244,44 @@ fn a_gang_that_does_not_start_in_time_is_placed_anew() {
         "restartCount": 0, "state": {"waiting": {"reason": "CreateContainerError", "message": "no such directory"}}}]}));
     insta::assert_snapshot!(stage.turn("j"), @r"
     Starting (StartingWorkers) 1/2 failures 0: attempt 1 on n1; rank 1 waits: CreateContainerError: no such directory
-      again in 600s
+      again in 120s
     ");
-    stage.pass(600);
+    stage.pass(120);
     insta::assert_snapshot!(stage.turn("j"), @r"
-    Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n1: CreateContainerError: no such directory
+    Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n1: CreateContainerError: no such directory; check that what it mounts exists where it runs
       delete pod j-1-0
       delete pod j-1-1
-      tell StartFailed: rank 1 did not start in time on n1: CreateContainerError: no such directory
+      tell StartFailed: rank 1 did not start in time on n1: CreateContainerError: no such directory; check that what it mounts exists where it runs
     ");
+}
+
+#[test]
+fn a_job_that_never_starts_is_given_up() {
+    let mut stage = stage(json!({"command": ["train"], "retries": 0}));
+    let late = |stage: &mut Stage, attempts: std::ops::RangeInclusive<u32>| {
+        for attempt in attempts {
+            assert_eq!(status(stage).attempt, attempt);
+            stage.pass(600);
+            stage.turn("j");
+            stage.pods.clear();
+            stage.pass(600);
+            stage.turn("j");
+        }
+    };
+    stage.turn("j");
+    late(&mut stage, 1..=4);
+    // Who changes the job may have mended it.
+    let job = stage.jobs.get_mut("j").expect("the job");
+    job.metadata.generation = Some(2);
+    stage.pods.clear();
+    stage.turn("j");
+    stage.pass(600);
+    stage.turn("j");
+    let first = status(&stage).attempt;
+    assert_eq!(status(&stage).phase, Phase::Starting);
+    late(&mut stage, first..=first + 4);
+    insta::assert_snapshot!(stage.turn("j"), @"Failed (StartFailed) 0/1 failures 0: 5 attempts in a row did not start; the last: rank 0 did not start in time on n1");
+    assert_eq!(condition(&stage, "Failed"), "True StartFailed");
 }
 
 #[test]
@@ -451,7 +480,7 @@ fn an_image_that_is_not_there_is_told_in_the_kubelets_words() {
         "#);
     stage.pass(600);
     insta::assert_snapshot!(stage.turn("j"), @r#"
-        Restarting (StartFailed) 0/2 failures 0: rank 1 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/vison:1": not found; check the image's name and, for a private registry, template.spec.imagePullSecrets
+        Restarting (StartFailed) 0/2 failures 1: rank 1 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/vison:1": not found; check the image's name and, for a private registry, template.spec.imagePullSecrets
           delete pod j-1-0
           delete pod j-1-1
           tell StartFailed: rank 1 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/vison:1": not found; check the image's name and, for a private registry, template.spec.imagePullSecrets

@@ -372,7 +372,33 @@ fn an_image_that_cannot_be_pulled_is_told_in_one_way() {
     stage.set_pod("j-1-0", waiting("ImagePullBackOff", back_off));
     assert_eq!(stage.turn("j"), said, "nothing new to write");
     stage.pass(900);
-    insta::assert_snapshot!(first_line(&stage.turn("j")), @r#"Restarting (StartFailed) 0/1 failures 0: rank 0 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/nothing:1": ErrImagePull: rpc error: acme/nothing:1: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets"#);
+    insta::assert_snapshot!(first_line(&stage.turn("j")), @r#"Restarting (StartFailed) 0/1 failures 1: rank 0 did not start in time on n1: ImagePullBackOff: Back-off pulling image "acme/nothing:1": ErrImagePull: rpc error: acme/nothing:1: not found; check the image's name and, for a private registry, template.spec.imagePullSecrets"#);
+}
+
+#[test]
+fn a_node_that_still_pulls_the_image_is_tried_once_more() {
+    let mut stage = two_nodes(json!({"command": ["train"], "image": "a"}));
+    let creating = |sandbox: &str| {
+        json!({"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": sandbox}],
+            "containerStatuses": [{"name": "worker", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": "ContainerCreating"}}}]})
+    };
+    let mut fail = |sandbox: &str| {
+        stage.turn("j");
+        let attempt = status(&stage).attempt;
+        stage.set_pod(&format!("j-{attempt}-0"), creating(sandbox));
+        stage.pass(900);
+        stage.turn("j");
+        stage.pods.clear();
+        stage.pass(450);
+        let last = status(&stage).attempts.pop().expect("an attempt");
+        (last.nodes, last.avoid)
+    };
+    let names = |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
+    assert_eq!(fail("True"), (names(&["n1"]), names(&[])));
+    assert_eq!(fail("True"), (names(&["n1"]), names(&["n1"])));
+    // One that has no network or no volume for it would have none again.
+    assert_eq!(fail("False"), (names(&["n2"]), names(&["n2"])));
 }
 
 #[test]

@@ -35,6 +35,9 @@ use crate::config::{Config, Home};
 use crate::world::Shortage;
 pub use telling::Telling;
 
+/// Attempts in a row that are given room and do not start, until the job is given up: each keeps others from it.
+const STARTS_IN_VAIN_MAX: usize = 5;
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub status: TrainJobStatus,
@@ -369,6 +372,11 @@ impl<'a> Turn<'a> {
         if self.is_exhausted() {
             return self.fail_for_good();
         }
+        let in_vain = self.starts_in_vain();
+        if in_vain >= STARTS_IN_VAIN_MAX {
+            let message = telling::never_starts(in_vain, &self.status);
+            return self.finish(Phase::Failed, Reason::StartFailed, message, self.now);
+        }
         let max = self.job.spec.max_duration;
         if let Some(max) = max.filter(|max| self.status.ran_seconds >= max.seconds) {
             let message = telling::overdue(max);
@@ -507,6 +515,18 @@ impl<'a> Turn<'a> {
             .last()
             .and_then(|attempt| attempt.outcome);
         last == Some(Outcome::Failed) && self.status.failures > self.job.spec.retries
+    }
+
+    /// Attempts at the end of the record that nodes did not start in time, of the spec as it is. Those that were refused room are not among
+    /// them: room comes free.
+    fn starts_in_vain(&self) -> usize {
+        let attempts = self.status.attempts.iter().rev();
+        let generation = self.job.metadata.generation;
+        attempts
+            .take_while(|attempt| {
+                ending::never_started(attempt) && attempt.generation == generation
+            })
+            .count()
     }
 
     fn fail_for_good(&mut self) {

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::{Bytes, TrainJob};
-use stoke_memory::{End, Evidence, Terminated};
+use stoke_memory::{End, Evidence, Terminated, may_still_start};
 
 use crate::seen::{self, ContainerState, ContainerStatus, Pod, PodCondition};
 
@@ -28,6 +28,8 @@ pub enum Stage {
 pub enum Hold {
     /// The scheduler does not let it onto the one node that it is for.
     Unschedulable,
+    /// Its node can make nothing of what its pod says.
+    Unstartable,
 }
 
 impl<'a> Worker<'a> {
@@ -162,8 +164,17 @@ impl<'a> Worker<'a> {
                 let since = self.unscheduled()?.last_transition_time.as_ref();
                 Some((Hold::Unschedulable, since.map(|time| time.0)))
             }
+            word if !may_still_start(word) => {
+                let since = self.pod.status.since.as_ref();
+                Some((Hold::Unstartable, since.map(|time| time.0)))
+            }
             _ => None,
         }
+    }
+
+    /// Its node is about to start it, and pulls its image by now.
+    pub fn is_pulling(&self) -> bool {
+        self.pod.status.has_sandbox && self.trouble().is_none()
     }
 
     /// When someone deleted it.

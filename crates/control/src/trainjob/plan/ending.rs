@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
-use stoke_memory::{Blame, Diagnosis, End, Evidence, diagnose};
+use stoke_memory::{Blame, Diagnosis, End, Evidence, NOT_STARTED, diagnose};
 
 use super::{Turn, after, telling};
 use crate::trainjob::workers::{Hold, Stage, Worker};
@@ -31,6 +31,8 @@ const SAME_END: SignedDuration = SignedDuration::from_secs(10);
 /// How long a scheduler may refuse a worker. What placement did not know of is seldom gone in a moment, and the rest of the gang
 /// holds its GPUs meanwhile.
 const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(30);
+/// How long a node may say that it cannot start a worker: a Secret that it lacks may be on its way.
+const UNSTARTABLE_MAX: Duration = Duration::from_secs(120);
 
 pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     let ranks = turn.ranks(attempt);
@@ -200,6 +202,7 @@ pub fn given_up_at(worker: &Worker<'_>, attempt: &Attempt) -> Option<Timestamp> 
     let (hold, since) = worker.hold()?;
     let patience = match hold {
         Hold::Unschedulable => UNSCHEDULABLE_MAX,
+        Hold::Unstartable => UNSTARTABLE_MAX,
     };
     // Another's clock may be behind ours: nothing held it back before it was placed.
     Some(after(
@@ -242,11 +245,35 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         end,
         ..evidence
     };
-    let avoid: BTreeSet<String> = late().map(|(rank, _)| node(rank)).collect();
+    let diagnosis = diagnose(&evidence);
+    let avoid: BTreeSet<String> = match diagnosis.blame {
+        // It would be the same anywhere.
+        Blame::Job => BTreeSet::new(),
+        Blame::Outside => late()
+            .filter_map(|(rank, worker)| Some((node(rank), (*worker)?)))
+            .filter(|(node, worker)| !worker.is_pulling() || was_late_before(turn, node))
+            .map(|(node, _)| node)
+            .collect(),
+    };
     Some(Ending {
         avoid: avoid.into_iter().collect(),
-        ..diagnosed(diagnose(&evidence), rank, None, turn.now)
+        ..diagnosed(diagnosis, rank, None, turn.now)
     })
+}
+
+/// Did the attempt before not start with a worker on this node? A node that still pulls an image has part of it: there it is quicker than
+/// elsewhere, once.
+fn was_late_before(turn: &Turn<'_>, node: &str) -> bool {
+    let before = turn.status.attempts.iter().rev().nth(1);
+    before.is_some_and(|before| {
+        never_started(before) && before.nodes.iter().any(|known| known == node)
+    })
+}
+
+/// Did this attempt end because its nodes did not start it in time?
+pub fn never_started(attempt: &Attempt) -> bool {
+    let exit = attempt.exit.as_ref();
+    attempt.running_at.is_none() && exit.is_some_and(|exit| exit.reason == NOT_STARTED)
 }
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.

@@ -197,6 +197,11 @@ pub fn given_up(status: &TrainJobStatus) -> String {
     }
 }
 
+pub fn never_starts(attempts: usize, status: &TrainJobStatus) -> String {
+    let last = last_words(status);
+    format!("{attempts} attempts in a row did not start; the last: {last}")
+}
+
 fn last_words(status: &TrainJobStatus) -> String {
     let exit = status
         .attempts
