@@ -128,6 +128,9 @@ pub struct Attempt {
     /// Local disk each worker may use at most, where its template does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<Bytes>,
+    /// Workers that have ended well while others run on, by rank. Their pods may be gone since.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub succeeded: Vec<u32>,
     /// Nodes on which workers did not start. The next attempts go elsewhere for a while, where they can.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
@@ -137,6 +140,13 @@ pub struct Attempt {
     /// Which worker ended it, and how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+}
+
+impl Attempt {
+    /// Is the worker of this rank known to have ended well?
+    pub fn has_succeeded(&self, rank: usize) -> bool {
+        self.succeeded.iter().any(|known| *known as usize == rank)
+    }
 }
 
 /// The memory of a worker and why it is that much.

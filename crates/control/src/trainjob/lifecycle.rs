@@ -72,6 +72,42 @@ fn a_gang_starts_whole_runs_and_completes() {
 }
 
 #[test]
+fn a_worker_that_has_ended_well_is_not_needed_any_more() {
+    let mut stage = running();
+    stage.end_pod("j-1-1", 0, "Completed");
+    stage.turn("j");
+    assert_eq!(status(&stage).attempts[0].succeeded, [1]);
+    // Removed with its node, or by whoever tidies up.
+    stage.pods.remove("j-1-1");
+    insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 1/2 failures 0: all 2 workers run");
+    // What another does is still its own end.
+    let mut failing = gang();
+    failing.jobs.clone_from(&stage.jobs);
+    failing.pods.clone_from(&stage.pods);
+    failing.end_pod("j-1-0", 3, "Error");
+    let said = failing.turn("j");
+    assert!(
+        said.contains("failures 1") && said.contains("rank 0 ended with exit code 3"),
+        "{said}"
+    );
+    stage.end_pod("j-1-0", 0, "Completed");
+    insta::assert_snapshot!(stage.turn("j"), @"Complete (Succeeded) 0/2 failures 0: its 2 workers ended well");
+
+    // Nor is it made again before all have started, and the others are still waited for.
+    let mut stage = gang();
+    stage.turn("j");
+    stage.end_pod("j-1-1", 0, "Completed");
+    stage.turn("j");
+    stage.pods.remove("j-1-1");
+    insta::assert_snapshot!(stage.turn("j"), @r"
+    Starting (StartingWorkers) 0/2 failures 0: attempt 1 on n1
+      again in 600s
+    ");
+    stage.run_pod("j-1-0");
+    assert!(stage.turn("j").starts_with("Running (WorkersRunning) 1/2"));
+}
+
+#[test]
 fn one_failure_stops_the_rest_and_the_gang_is_tried_again() {
     let mut stage = running();
     stage.pass(5);

@@ -61,6 +61,10 @@ fn matters(written: &TrainJobStatus, new: &TrainJobStatus) -> bool {
     let mut reworded = written.clone();
     reworded.message.clone_from(&new.message);
     reworded.ready.clone_from(&new.ready);
+    // Of a gang that ends, worker by worker. A pod is not removed in a moment.
+    if let Some((written, new)) = reworded.attempts.last_mut().zip(new.attempts.last()) {
+        written.succeeded.clone_from(&new.succeeded);
+    }
     for (condition, new) in reworded.conditions.iter_mut().zip(&new.conditions) {
         condition.message.clone_from(&new.message);
     }

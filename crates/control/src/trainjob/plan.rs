@@ -10,7 +10,7 @@ mod ending;
 mod placing;
 mod telling;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -171,7 +171,7 @@ impl<'a> Turn<'a> {
         let ranks = self.ranks(attempt);
         let missing: Vec<u32> = (0..)
             .zip(&ranks)
-            .filter(|(_, w)| w.is_none())
+            .filter(|(rank, w)| w.is_none() && !attempt.has_succeeded(*rank as usize))
             .map(|(rank, _)| rank)
             .collect();
         if !missing.is_empty() {
@@ -206,6 +206,7 @@ impl<'a> Turn<'a> {
             .filter(|worker| worker.stage() == Stage::Running)
             .count();
         self.status.ready = format!("{running}/{}", ranks.len());
+        self.note_succeeded(&ranks);
         if started || attempt.running_at.is_some() {
             self.say(
                 Phase::Running,
@@ -218,6 +219,18 @@ impl<'a> Turn<'a> {
             self.say(Phase::Starting, Reason::StartingWorkers, message);
         }
         self.watch_the_clock();
+    }
+
+    /// A pod that has ended may be removed at any time, with its node or by whoever tidies up. Its end must not be lost with it.
+    fn note_succeeded(&mut self, ranks: &[Option<Worker<'_>>]) {
+        let Some(attempt) = self.status.attempts.last_mut() else {
+            return;
+        };
+        let workers = ranks.iter().flatten();
+        let succeeded = workers.filter(|worker| worker.stage() == Stage::Succeeded);
+        let known = attempt.succeeded.iter().copied();
+        let all: BTreeSet<u32> = known.chain(succeeded.map(|worker| worker.rank)).collect();
+        attempt.succeeded = all.into_iter().collect();
     }
 
     /// Looks again when the attempt or one of its workers has not started in time, or the job has run long enough.

@@ -1,7 +1,7 @@
 //! Everything at once, for a long time, with a seed: pods fail and vanish, nodes come and go, people suspend and change jobs, and the
 //! controller dies between any two writes, or hands over with some of them still under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use stoke_api::TrainJob;
@@ -56,6 +56,11 @@ impl Ledger {
         );
         *latest = status.attempt;
         for attempt in &status.attempts {
+            let blamed = attempt.exit.as_ref().map(|exit| exit.rank as usize);
+            assert!(
+                !blamed.is_some_and(|rank| attempt.has_succeeded(rank)),
+                "ended by one that had ended well"
+            );
             if let Some(outcome) = attempt.outcome {
                 let key = (job.name().to_owned(), attempt.number);
                 let known = *self.outcomes.entry(key).or_insert(outcome);
@@ -290,13 +295,13 @@ fn settle(stage: &mut Stage, ledger: &mut Ledger) {
             }
             let attempt = status.current_attempt().expect("an attempt");
             let pods = stage.seen();
-            let ranks: Vec<u32> = pods
+            let there = pods
                 .iter()
                 .filter_map(|pod| Worker::of(job, pod))
                 .filter(|worker| worker.attempt == attempt.number)
-                .map(|worker| worker.rank)
-                .collect();
-            let expected: Vec<u32> = (0..attempt.nodes.len() as u32).collect();
+                .map(|worker| worker.rank);
+            let ranks: BTreeSet<u32> = there.chain(attempt.succeeded.iter().copied()).collect();
+            let expected: BTreeSet<u32> = (0..attempt.nodes.len() as u32).collect();
             assert_eq!(ranks, expected, "the gang is not whole");
         }
         let pods: Vec<(String, bool)> = stage

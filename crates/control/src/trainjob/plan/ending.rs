@@ -36,7 +36,7 @@ const UNSTARTABLE_MAX: Duration = Duration::from_secs(120);
 
 pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     let ranks = turn.ranks(attempt);
-    succeeded(turn, &ranks)
+    succeeded(turn, attempt, &ranks)
         .or_else(|| failed(turn, attempt, &ranks))
         .or_else(|| suspended(turn))
         .or_else(|| taken_away(turn, attempt, &ranks))
@@ -46,15 +46,14 @@ pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         .or_else(|| refused(turn, attempt))
 }
 
-fn succeeded(turn: &Turn<'_>, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
-    let done = |worker: &Option<Worker<'_>>| {
-        worker.is_some_and(|worker| worker.stage() == Stage::Succeeded)
+fn succeeded(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
+    let done = |(rank, worker): (usize, &Option<Worker<'_>>)| match worker {
+        Some(worker) => worker.stage() == Stage::Succeeded,
+        None => attempt.has_succeeded(rank),
     };
-    let led = ranks
-        .iter()
-        .enumerate()
-        .any(|(rank, worker)| turn.is_leader(rank) && done(worker));
-    if !led && (ranks.is_empty() || !ranks.iter().all(done)) {
+    let mut ranked = ranks.iter().enumerate();
+    let led = ranked.any(|(rank, worker)| turn.is_leader(rank) && done((rank, worker)));
+    if !led && (ranks.is_empty() || !ranks.iter().enumerate().all(done)) {
         return None;
     }
     let at = ranks.iter().flatten().filter_map(Worker::finished_at).max();
@@ -166,6 +165,9 @@ fn lost<'a>(
     how: impl Fn(Option<Worker<'a>>, &str) -> Option<End>,
 ) -> Option<(u32, Diagnosis)> {
     let ranked = (0_u32..).zip(ranks).zip(&attempt.nodes);
+    // Nothing is lost with a pod whose worker had ended well.
+    let ranked = ranked
+        .filter(|((rank, worker), _)| worker.is_some() || !attempt.has_succeeded(*rank as usize));
     let mut lost = ranked.filter_map(|((rank, worker), node)| {
         let end = how(*worker, node)?;
         let evidence = match worker {
@@ -220,10 +222,10 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     let over = |at: Timestamp| at <= turn.now;
     let all = over(after(placed.0, turn.config.start_deadline));
     let late = || {
-        (0_u32..).zip(ranks).filter(|(_, worker)| match worker {
+        (0_u32..).zip(ranks).filter(|(rank, worker)| match worker {
             Some(worker) if all => worker.stage() == Stage::Waiting,
             Some(worker) => given_up_at(worker, attempt).is_some_and(over),
-            None => all,
+            None => all && !attempt.has_succeeded(*rank as usize),
         })
     };
     // One that says what holds it back, if there is one.
@@ -278,7 +280,9 @@ pub fn never_started(attempt: &Attempt) -> bool {
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.
 fn changed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
-    let complete = !ranks.is_empty() && ranks.iter().all(Option::is_some);
+    let mut ranked = ranks.iter().enumerate();
+    let complete = !ranks.is_empty()
+        && ranked.all(|(rank, worker)| worker.is_some() || attempt.has_succeeded(rank));
     let same = attempt.generation == turn.job.metadata.generation && !ranks.is_empty();
     (!complete && !same).then(|| Ending {
         outcome: Outcome::Interrupted,
