@@ -470,6 +470,7 @@ fn those_who_fail_because_another_was_taken_away_do_not_count() {
     disrupt(&mut stage, "j-1-1", "EvictionByEvictionAPI", "");
     stage.pass(3);
     stage.end_pod("j-1-0", 1, "Error");
+    stage.pass(5);
     let said = stage.turn("j");
     assert!(
         said.starts_with("Restarting (Evicted) 0/2 failures 0: rank 1"),
@@ -483,6 +484,7 @@ fn those_who_fail_because_another_was_taken_away_do_not_count() {
         serde_json::from_value(json!({"conditions": [{"type": "Ready", "status": "Unknown"}]}))
             .expect("a status");
     stage.end_pod("j-1-0", 1, "Error");
+    stage.pass(5);
     let said = stage.turn("j");
     assert!(
         said.starts_with("Queued (BackingOff) 0/2 failures 0"),
@@ -504,16 +506,50 @@ fn those_who_fail_because_another_was_taken_away_do_not_count() {
     let mut stage = running();
     disrupt(&mut stage, "j-1-1", "EvictionByEvictionAPI", "");
     stage.end_pod("j-1-0", 137, "OOMKilled");
+    stage.pass(5);
     assert!(stage.turn("j").contains("(OutOfMemory) 0/2 failures 1"));
+}
+
+#[test]
+fn what_an_agent_measured_is_waited_for_but_not_for_long() {
+    let mut stage = running();
+    stage.end_pod("j-1-1", 1, "Error");
+    insta::assert_snapshot!(stage.turn("j"), @r"
+    Running (WorkersRunning) 2/2 failures 0: all 2 workers run
+      again in 5s
+    ");
+    stage.pass(1);
+    let mut told = running();
+    told.jobs.clone_from(&stage.jobs);
+    told.pods.clone_from(&stage.pods);
+    told.now = stage.now;
+    measure(&mut told, "j-1-1");
+    assert!(told.turn("j").starts_with("Restarting (OutOfMemory)"));
+    stage.pass(4);
+    assert!(stage.turn("j").starts_with("Restarting (WorkerFailed)"));
+    // A node's clock that is far from ours is no reason to wait.
+    for drift in [-3600, 3600] {
+        let mut stage = running();
+        let now = stage.now;
+        stage.now = at(drift);
+        stage.end_pod("j-1-1", 1, "Error");
+        stage.now = now;
+        assert!(stage.turn("j").starts_with("Restarting (WorkerFailed)"));
+    }
+}
+
+/// As an agent does when a worker has ended.
+fn measure(stage: &mut Stage, pod: &str) {
+    let pod = stage.pods.get_mut(pod).expect("a pod");
+    let digest = json!({"containers": {"worker": {"peakBytes": 1_073_000_000, "oomKills": 1}}});
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert("stokehold.dev/memory-digest".to_owned(), digest.to_string());
 }
 
 #[test]
 fn memory_that_ran_out_is_told_with_the_containers_own_evidence() {
     let mut stage = running();
-    let pod = stage.pods.get_mut("j-1-1").expect("a pod");
-    let digest = json!({"containers": {"worker": {"peakBytes": 1_073_000_000, "oomKills": 1}}});
-    let annotations = pod.metadata.annotations.get_or_insert_default();
-    annotations.insert("stokehold.dev/memory-digest".to_owned(), digest.to_string());
+    measure(&mut stage, "j-1-1");
     stage.end_pod("j-1-1", 137, "OOMKilled");
     stage.turn("j");
     let exit = status(&stage).attempts[0].exit.clone().expect("an exit");

@@ -135,7 +135,13 @@ impl<'a> Turn<'a> {
 
     fn take(&mut self) {
         let live = self.live().filter(|_| !self.status.phase.is_final());
-        if let Some(ending) = live.and_then(|attempt| ending::of(self, &attempt)) {
+        if let Some(attempt) = live
+            && let Some(ending) = ending::of(self, &attempt)
+        {
+            let told_by = ending::told_by(self, &attempt);
+            if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
+                return self.wake_at(at);
+            }
             self.end(ending);
         }
         if !self.status.phase.is_final() {

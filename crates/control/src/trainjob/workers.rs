@@ -223,6 +223,10 @@ impl<'a> Worker<'a> {
         }
     }
 
+    pub fn is_measured(&self) -> bool {
+        self.pod.metadata.usage.is_some()
+    }
+
     /// What its node measured of the worker: the most memory that it used, and how many of its processes the kernel killed for it.
     fn measured(&self) -> (Option<Bytes>, u64) {
         let usage = self.pod.metadata.usage.as_deref().unwrap_or_default();

@@ -9,6 +9,7 @@ use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
 use stoke_memory::{Blame, Diagnosis, End, Evidence, NOT_STARTED, diagnose};
 
 use super::{Turn, after, telling};
+use crate::config::Home;
 use crate::trainjob::workers::{Hold, Stage, Worker};
 
 /// How an attempt ended.
@@ -33,6 +34,30 @@ const SAME_END: SignedDuration = SignedDuration::from_secs(10);
 const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(30);
 /// How long a node may say that it cannot start a worker: a Secret that it lacks may be on its way.
 const UNSTARTABLE_MAX: Duration = Duration::from_secs(120);
+
+/// How long after the first failure a cluster's agents are waited for. They learn of it when we do, and what they have measured may be
+/// what explains it. More than they need, for times of ends are in whole seconds and of the node's clock.
+const DIGEST_MAX: SignedDuration = SignedDuration::from_secs(5);
+
+/// When the end of an attempt is told though what its worker used is not known, where that is still to come.
+pub fn told_by(turn: &Turn<'_>, attempt: &Attempt) -> Option<Timestamp> {
+    if turn.config.home == Home::Machine {
+        return None;
+    }
+    let ranks = turn.ranks(attempt);
+    let failed = || {
+        ranks
+            .iter()
+            .flatten()
+            .filter(|worker| worker.stage() == Stage::Failed)
+    };
+    let first = failed().filter_map(Worker::finished_at).min()?;
+    let unmeasured = failed().any(|worker| worker.finished_at().is_some() && !worker.is_measured());
+    // A clock far from ours is not gone by.
+    let recent = turn.now.duration_since(first).abs() < DIGEST_MAX;
+    let at = first.saturating_add(DIGEST_MAX).ok()?;
+    (unmeasured && recent).then_some(at)
+}
 
 pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     let ranks = turn.ranks(attempt);
