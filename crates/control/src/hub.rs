@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::config::Config;
 use crate::mirror::Key;
-use crate::queue::Queue;
+use crate::queue::{Lane, Queue};
 use crate::trainjob::pace::Pace;
 use crate::trainjob::refusal::Refusal;
 use crate::vitals::Vitals;
@@ -92,23 +92,26 @@ impl Hub {
 
     pub fn wake(&self, wakes: Wakes) {
         if let Some(key) = wakes.forced {
-            self.jobs.force(key);
+            self.jobs.force(key, Lane::Second);
         }
         for key in wakes.jobs {
-            self.jobs.wake(key);
+            self.jobs.wake(key, Lane::First);
+        }
+        for key in wakes.jobs_waiting {
+            self.jobs.wake(key, Lane::Second);
         }
         for key in wakes.jobs_soon {
-            self.jobs.wake_within(key, SOON);
+            self.jobs.wake_within(key, Lane::First, SOON);
         }
         for key in wakes.jobs_later {
-            self.jobs.wake_within(key, LATER);
+            self.jobs.wake_within(key, Lane::Second, LATER);
         }
         if wakes.room {
             self.room.notify_one();
         }
         if self.config.binder {
             for key in wakes.pods {
-                self.unbound.wake(key);
+                self.unbound.wake(key, Lane::First);
             }
         }
     }

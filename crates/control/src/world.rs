@@ -54,8 +54,10 @@ pub struct World {
 pub struct Wakes {
     /// The job that its author has changed.
     pub forced: Option<Key>,
-    /// At once.
+    /// At once: jobs that have an attempt.
     pub jobs: Vec<Key>,
+    /// At once, after those: jobs that have none.
+    pub jobs_waiting: Vec<Key>,
     /// Something has moved that decides nothing yet.
     pub jobs_soon: Vec<Key>,
     /// What is said of them may be out of date.
@@ -252,12 +254,17 @@ impl World {
         };
         let ports = leased.is_some() && leased != lease && self.line.gain_ports();
         self.line.see(&key, after, edited);
-        Wakes {
+        let mut wakes = Wakes {
             room: self.line.gain(&freed) || ports,
             forced: edited.then(|| key.clone()),
-            jobs: vec![key],
             ..Wakes::default()
+        };
+        if after.and_then(live_attempt).is_some() {
+            wakes.jobs.push(key);
+        } else {
+            wakes.jobs_waiting.push(key);
         }
+        wakes
     }
 
     fn pod_changed(&mut self, change: &Change<seen::Pod>) -> Wakes {
@@ -391,7 +398,7 @@ impl World {
         let mut jobs: Vec<Place> = jobs.map(|(key, job)| Place::of(key, job)).collect();
         jobs.sort();
         Wakes {
-            jobs: jobs.into_iter().map(Place::into_key).collect(),
+            jobs_waiting: jobs.into_iter().map(Place::into_key).collect(),
             ..Wakes::default()
         }
     }
@@ -404,7 +411,7 @@ impl World {
         let waiting = self.line.waiting();
         let jobs = waiting.filter(|key| Some(key.namespace.as_str()) == namespace);
         Wakes {
-            jobs: jobs.cloned().collect(),
+            jobs_waiting: jobs.cloned().collect(),
             ..Wakes::default()
         }
     }

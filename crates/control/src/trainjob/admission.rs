@@ -12,6 +12,7 @@ use super::observe::{Observed, observe};
 use super::plan::{Plan, plan};
 use crate::hub::Hub;
 use crate::mirror::Key;
+use crate::queue::Lane;
 use crate::world::Next;
 
 /// Jobs decided on before others are let in.
@@ -73,7 +74,7 @@ fn serve_one(hub: &Hub, key: &Key) {
         settled.is_ok() && takes_room(&observed, &plan)
     });
     match served {
-        Some(true) => hub.jobs.wake(key.clone()),
+        Some(true) => hub.jobs.wake(key.clone(), Lane::First),
         Some(false) => {}
         None => {
             let wakes = hub.world().turn_away(key, None);
