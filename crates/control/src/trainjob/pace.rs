@@ -12,14 +12,24 @@ use tokio::time::Instant;
 
 use crate::mirror::Key;
 
-/// How long a change of words must have lasted: while a job waits for room, and otherwise.
+/// How long a change of words must have lasted: while a job waits for room, and otherwise. The latter doubles with each that is written,
+/// up to some times: what takes long to start is not followed by the second.
 const WAITING: Duration = Duration::from_secs(60);
 const STARTING: Duration = Duration::from_secs(10);
+const DOUBLINGS_MAX: u32 = 2;
 
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// Since when a job's status has differed from what is written.
-    since: Mutex<HashMap<Key, Instant>>,
+    jobs: Mutex<HashMap<Key, Words>>,
+}
+
+/// What became of a job's words since something that matters was written.
+#[derive(Debug, Default)]
+struct Words {
+    /// Since when they have differed from what is written.
+    since: Option<Instant>,
+    /// How often they were written.
+    written: u32,
 }
 
 impl Pace {
@@ -30,20 +40,28 @@ impl Pace {
         written: &TrainJobStatus,
         new: &TrainJobStatus,
     ) -> Option<Duration> {
-        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        if written == new || matters(written, new) {
-            since.remove(key);
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if written == new {
+            if let Some(words) = jobs.get_mut(key) {
+                words.since = None;
+            }
             return None;
         }
+        if matters(written, new) {
+            jobs.remove(key);
+            return None;
+        }
+        let words = jobs.entry(key.clone()).or_default();
         let lasting = match new.phase {
             Phase::Queued => WAITING,
-            _ => STARTING,
+            _ => STARTING * (1 << words.written.min(DOUBLINGS_MAX)),
         };
         let now = Instant::now();
-        let first = *since.entry(key.clone()).or_insert(now);
+        let first = *words.since.get_or_insert(now);
         let left = lasting.saturating_sub(now.duration_since(first));
         if left.is_zero() {
-            since.remove(key);
+            words.since = None;
+            words.written = words.written.saturating_add(1);
             return None;
         }
         Some(left)
@@ -51,8 +69,8 @@ impl Pace {
 
     /// The job is no more.
     pub fn forget(&self, key: &Key) {
-        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.remove(key);
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.remove(key);
     }
 }
 
@@ -107,5 +125,26 @@ mod tests {
             Some(WAITING),
             "what was held back before does not count"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_long_to_start_is_told_less_and_less_often() {
+        let (pace, key) = (Pace::default(), Key::new("ns", "a"));
+        let starting = |ready| status(Phase::Starting, "StartingWorkers", ready);
+        let mut waits = Vec::new();
+        let mut write = || {
+            let wait = pace.wait(&key, &starting("0/64"), &starting("1/64"));
+            waits.push(wait.map_or(0, |wait| wait.as_secs()));
+            wait.unwrap_or_default()
+        };
+        for _ in 0..4 {
+            tokio::time::advance(write()).await;
+            assert_eq!(write(), Duration::ZERO);
+        }
+        assert_eq!(waits, [10, 0, 20, 0, 40, 0, 40, 0]);
+        let running = status(Phase::Running, "WorkersRunning", "64/64");
+        assert_eq!(pace.wait(&key, &starting("40/64"), &running), None);
+        let ending = status(Phase::Running, "WorkersRunning", "63/64");
+        assert_eq!(pace.wait(&key, &running, &ending), Some(STARTING), "anew");
     }
 }
