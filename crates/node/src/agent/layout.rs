@@ -174,13 +174,29 @@ impl Layout {
         Ok(Self { version, roots })
     }
 
-    /// The cgroup of a container, if it is there.
-    pub fn find(&self, container: &Container) -> Option<PathBuf> {
-        self.roots
+    /// The cgroup of a container, if it is there. Where it is not found, and a place could not be looked at, that place is told.
+    pub fn find(&self, container: &Container) -> Result<Option<PathBuf>, LayoutError> {
+        let places = self
+            .roots
             .iter()
-            .flat_map(|root| candidates(root, container))
-            .find(|path| path.is_dir())
+            .flat_map(|root| candidates(root, container));
+        let mut closed = None;
+        for path in places {
+            match fs::metadata(&path) {
+                Ok(found) if found.is_dir() => return Ok(Some(path)),
+                Ok(_) => {}
+                Err(error) if is_nowhere(&error) => {}
+                Err(source) => closed = closed.or(Some(LayoutError::Read { path, source })),
+            }
+        }
+        closed.map_or(Ok(None), Err)
     }
+}
+
+/// The path, or a part of it, is not there.
+fn is_nowhere(error: &io::Error) -> bool {
+    let kind = error.kind();
+    kind == io::ErrorKind::NotFound || kind == io::ErrorKind::NotADirectory
 }
 
 /// The memory controller's version and root. On a hybrid machine v2 is mounted too, but memory is with v1.
@@ -397,14 +413,11 @@ mod tests {
             assert_eq!(layout.version, version, "{what}");
             assert_eq!(layout.roots.len(), 1, "{what}");
             for qos in [Some(Qos::Burstable), None] {
-                let found = layout.find(&container(qos));
+                let found = layout.find(&container(qos)).unwrap();
                 assert_eq!(found.as_deref(), Some(own.as_path()), "{what}");
             }
-            assert_eq!(
-                layout.find(&container(Some(Qos::BestEffort))),
-                None,
-                "{what}"
-            );
+            let elsewhere = layout.find(&container(Some(Qos::BestEffort))).unwrap();
+            assert_eq!(elsewhere, None, "{what}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::layout::{Layout, LayoutError};
 use super::roster::{Outcome, Reading, Target};
+use crate::causes;
 use crate::cgroup::{CgroupError, CgroupSpec};
 
 /// A tree is walked again this often at most, when a container is not found in the one we know.
@@ -56,13 +57,13 @@ impl Sampler {
     }
 
     fn look(&self, target: &Target) -> Outcome {
-        let known = target.cgroup.clone();
-        let found = || {
-            let path = self.layout.find(&target.container)?;
-            Some(CgroupSpec::foreign(self.layout.version, path))
-        };
-        let Some(cgroup) = known.or_else(found) else {
-            return Outcome::Absent;
+        let cgroup = match &target.cgroup {
+            Some(known) => known.clone(),
+            None => match self.layout.find(&target.container) {
+                Ok(Some(path)) => CgroupSpec::foreign(self.layout.version, path),
+                Ok(None) => return Outcome::Absent,
+                Err(error) => return Outcome::Unreadable(causes::chain(&error)),
+            },
         };
         match cgroup.memory() {
             Ok(sample) => Outcome::Measured {
@@ -219,5 +220,21 @@ mod tests {
             matches!(&readings[0].outcome, Outcome::Unreadable(why) if why.contains("memory.current"))
         );
         assert_eq!(sample(&readings[1]).usage_bytes, 5);
+    }
+
+    #[test]
+    fn a_place_that_is_closed_is_not_told_as_one_without_the_cgroup() {
+        let tree = tempfile::tempdir().unwrap();
+        write(tree.path(), &[("cgroup.controllers", "memory")]);
+        let class = tree.path().join("kubepods/burstable");
+        fs::create_dir(tree.path().join("kubepods")).unwrap();
+        // A link to itself: closed to everyone, root included.
+        std::os::unix::fs::symlink(&class, &class).unwrap();
+        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let readings = sampler.pass(vec![target("a")]);
+        assert!(
+            matches!(&readings[0].outcome, Outcome::Unreadable(why) if why.contains("cannot read") && why.contains("podu1/a")),
+            "{readings:?}"
+        );
     }
 }
