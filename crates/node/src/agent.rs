@@ -11,22 +11,18 @@ mod metrics;
 mod report;
 mod roster;
 mod sample;
+mod watch;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -37,7 +33,7 @@ pub use roster::Scope;
 
 use metrics::Own;
 use report::Writer;
-use roster::{Report, Roster};
+use roster::Roster;
 use sample::Sampler;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -127,67 +123,13 @@ pub async fn run(
     let serving = serve(listener, Arc::clone(&shared), shutdown.clone());
     let result = tokio::select! {
         () = shutdown.cancelled() => Ok(()),
-        () = watch(client, &options.node, &shared, reports) => Ok(()),
+        () = watch::keep(client, &options.node, &shared, reports) => Ok(()),
         () = sample(sampler, &shared) => Ok(()),
         served = serving => served.map_err(AgentError::Serve),
     };
     // The senders are gone with the watch; what was handed in is written, if the server answers soon.
     let _ = tokio::time::timeout(report::LAST_WORDS, writing).await;
     result
-}
-
-/// Follows the pods of this node. Every error is waited out: the server may be away, the token may be renewed.
-async fn watch(client: Client, node: &str, shared: &Shared, reports: mpsc::Sender<Report>) {
-    let pods: Api<Pod> = Api::all(client);
-    let config = watcher::Config::default()
-        .fields(&format!("spec.nodeName={node}"))
-        // What the server has in memory is new enough, and a thousand agents that start together cost it little.
-        .any_semantic();
-    let mut events = pin!(watcher(pods, config).default_backoff());
-    let mut listed = BTreeSet::new();
-    let mut is_broken = false;
-    while let Some(event) = events.next().await {
-        let event = match event {
-            Ok(event) => event,
-            Err(error) => {
-                if !is_broken {
-                    let causes = crate::causes::chain(&error);
-                    tracing::warn!(error = causes, "cannot follow the node's pods; trying on");
-                }
-                is_broken = true;
-                continue;
-            }
-        };
-        if is_broken {
-            tracing::info!("following the node's pods again");
-            is_broken = false;
-        }
-        let report = match event {
-            watcher::Event::Init => {
-                listed.clear();
-                None
-            }
-            watcher::Event::InitApply(pod) => {
-                listed.extend(pod.metadata.uid.clone());
-                shared.roster().observe(&pod)
-            }
-            watcher::Event::InitDone => {
-                shared.roster().keep_only(&listed);
-                None
-            }
-            watcher::Event::Apply(pod) => shared.roster().observe(&pod),
-            watcher::Event::Delete(pod) => {
-                shared.roster().forget(&pod);
-                None
-            }
-        };
-        if let Some(report) = report
-            && let Err(error) = reports.try_send(report)
-        {
-            shared.own().digests_failed += 1;
-            tracing::warn!(%error, "a digest is dropped");
-        }
-    }
 }
 
 async fn sample(sampler: Sampler, shared: &Arc<Shared>) {
