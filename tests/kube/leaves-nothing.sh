@@ -22,12 +22,14 @@ snapshot() {
     echo "--- named network namespaces"; ip netns list 2>/dev/null || true
     echo "--- mounts"; awk '{ print $5, $(NF-2), $(NF-1) }' /proc/self/mountinfo | sort
     echo "--- packet filter"; { iptables-save; nft list ruleset; } 2>/dev/null | grep -v '^#' || true
-    echo "--- forwarding"; cat /proc/sys/net/ipv4/ip_forward
+    echo "--- kernel settings"; cat /proc/sys/net/ipv4/ip_forward; kubelet_sysctls | while read -r name _; do sysctl "$name"; done
     echo "--- cgroups"; find /sys/fs/cgroup -type d \( -name '*stokehold-kube*' -o -name '*kubepods*' \) | sort
     echo "--- processes"; processes
     echo "--- files"; ls -d /tmp/stokehold-kube-leaves* /run/containerd* /run/netns* /var/lib/kubelet* /var/lib/cni* \
         /var/lib/containerd* /var/log/pods* /var/log/containers* /etc/cni* /opt/cni* 2>/dev/null || true
 }
+
+sysctl() { echo "$1 $(cat "/proc/sys/$1" 2>/dev/null)"; }
 
 processes() {
     local dir

@@ -20,6 +20,17 @@ service_subnet=10.125.0.0/16
 service_ip=10.125.0.1      # of the Service `kubernetes`
 kwok_subnet=10.128.0.1/12  # of pods that do not exist
 
+# What a kubelet makes of the kernel's settings when it starts, for the whole machine: NAME VALUE. No flag keeps it from that
+# (protectKernelDefaults makes it give up instead), so its node shows it these values and the machine keeps its own.
+kubelet_sysctls() {
+    echo "vm/overcommit_memory 1"
+    echo "vm/panic_on_oom 0"
+    echo "kernel/panic 10"
+    echo "kernel/panic_on_oops 1"
+    echo "kernel/keys/root_maxkeys 1000000"
+    echo "kernel/keys/root_maxbytes 25000000"
+}
+
 # Exit code of a script that found that what it was asked for cannot be had on this machine.
 cannot_be_had=3
 
