@@ -21,9 +21,16 @@ running() {
     while read -r kind what start _; do
         case $kind in
             process) ! alive "$what" "$start" || echo "$what" ;;
-            cgroup) [ ! -d "$what" ] || find "$what" -name cgroup.procs -exec cat {} + 2>/dev/null | living ;;
+            cgroup) [ ! -d "$what" ] || is_anothers || find "$what" -name cgroup.procs -exec cat {} + 2>/dev/null | living ;;
         esac
     done <"$ledger" | sort -nu
+}
+
+# The names of bridge and cgroups are the machine's, and another testbed may have them now.
+is_anothers() {
+    local owner
+    owner=$(bridge_owner)
+    [ -n "$owner" ] && [ "$owner" != "$state" ]
 }
 
 # Of the process ids on stdin, those that still run: a zombie has ended, and only its parent can clear it away.
@@ -35,6 +42,8 @@ living() {
 # Interfaces of pods go with their network namespaces, a moment after the last process.
 remove_link() {
     [ -e "/sys/class/net/$1" ] || return 0
+    # One that up.sh had no time to sign has not got the bridge's name yet.
+    [ "$(link_owner "$1")" = "$state" ] || { [ "$1" != "$bridge" ] && [ -z "$(cat "/sys/class/net/$1/ifalias")" ]; } || return 0
     local port deadline=$((SECONDS + 10))
     for port in "/sys/class/net/$1/brif"/*; do
         [ -e "$port" ] || continue

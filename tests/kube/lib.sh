@@ -126,6 +126,12 @@ cgroup_tracker() {
     done
 }
 
+# link_owner NAME: the state directory of the testbed that made an interface: the interface itself says so.
+link_owner() { sed -n 's/^stokehold testbed //p' "/sys/class/net/$1/ifalias" 2>/dev/null || true; }
+
+# The one that has real nodes on this machine, and with them the bridge and the cgroups; nothing where there is none.
+bridge_owner() { link_owner "$bridge"; }
+
 # A TCP port that nobody listens on, below those the kernel hands out to clients.
 free_port() {
     local port tries

@@ -24,15 +24,15 @@ full_lacks() {
             echo "one of the networks 10.123, 10.124 and 10.125 is in use"
             return 1
         fi
-        local probe=stokehold-probe
-        ip link add "$probe" type bridge 2>/dev/null || { echo "no bridge can be made (ip link add NAME type bridge)"; return 1; }
-        ip link delete "$probe"
+        # In a network namespace of its own, which goes with it.
+        unshare --net ip link add probe type bridge 2>/dev/null ||
+            { echo "no bridge can be made (ip link add NAME type bridge)"; return 1; }
     fi
 
     local hierarchy
     for hierarchy in $(cgroup_hierarchies); do
-        mkdir "$hierarchy/$cgroup-probe" 2>/dev/null || { echo "$hierarchy cannot be written"; return 1; }
-        rmdir "$hierarchy/$cgroup-probe"
+        mkdir -p "$hierarchy/$cgroup-probe" 2>/dev/null || { echo "$hierarchy cannot be written"; return 1; }
+        rmdir "$hierarchy/$cgroup-probe" 2>/dev/null || true # another probes at the same moment
     done
     [ -n "$(cgroup_hierarchies)" ] || { echo "no cgroups are mounted at /sys/fs/cgroup"; return 1; }
     # shellcheck disable=SC2016 # expanded by the child
@@ -44,15 +44,15 @@ full_lacks() {
     ' 2>/dev/null || { echo "namespaces or overlay mounts are not allowed"; return 1; }
 }
 
-# The state directory of the testbed whose bridge is there: the interface itself says so.
-bridge_owner() { sed -n 's/^stokehold testbed //p' "/sys/class/net/$bridge/ifalias" 2>/dev/null; }
-
-# make_network NODES: the bridge, with the addresses of the machine, of each node and of the API server's Service.
+# make_network NODES: the bridge, with the addresses of the machine, of each node and of the API server's Service. Whoever has
+# it has the cgroups too. It gets its name when it says whose it is already, and one of two who try gets it.
 make_network() {
-    local index
+    local index fresh=stokehold-$RANDOM
+    echo "link $fresh" >>"$ledger"
+    ip link add "$fresh" type bridge
+    ip link set "$fresh" alias "stokehold testbed $state"
     echo "link $bridge" >>"$ledger"
-    ip link add "$bridge" type bridge
-    ip link set "$bridge" alias "stokehold testbed $state"
+    ip link set "$fresh" name "$bridge" || die "another testbed with real nodes came up meanwhile: $(bridge_owner)"
     ip address add "$host_ip/24" dev "$bridge"
     for ((index = 0; index < $1; index++)); do ip address add "$(node_ip "$index")/24" dev "$bridge"; done
     ip address add "$pod_gateway/${pod_subnet#*/}" dev "$bridge"
