@@ -68,20 +68,22 @@ remove_cgroup() {
 
 # An unlikely loss: the directory went, the rest stayed. The bridge says whose it is.
 recover_ledger() {
-    [ "$(sed -n 's/^stokehold testbed //p' "/sys/class/net/$bridge/ifalias" 2>/dev/null)" = "$state" ] || return 1
+    [ "$(bridge_owner)" = "$state" ] || return 1
     local hierarchy
     make_state
-    echo "link $bridge" >"$ledger"
+    begin_ledger
+    echo "link $bridge" >>"$ledger"
     for hierarchy in $(cgroup_hierarchies); do echo "cgroup $hierarchy/$cgroup" >>"$ledger"; done
 }
 
+[ ! -e "$state" ] || own_state
 if [ ! -e "$ledger" ] && ! recover_ledger; then
-    [ ! -d "$state" ] || rm -f "$state/lock"
-    rmdir "$state" 2>/dev/null || true
+    # What up.sh makes before the ledger.
+    rmdir "$state" 2>/dev/null || { [ "$(ls -A "$state" 2>/dev/null)" = lock ] && rm -r "$state"; } || true
     say "no testbed is up in $state"
     exit
 fi
-[ -O "$state" ] || die "$state is not yours"
+is_testbed || die "$state holds files that are not a testbed's"
 # up.sh holds the lock while it clears away what crashed.
 [ -n "${STOKE_KUBE_LOCKED:-}" ] || lock_state
 
@@ -89,7 +91,7 @@ kill_all
 while read -r kind what _; do
     case $kind in
         link) remove_link "$what" ;;
-        cgroup) remove_cgroup "$what" ;;
+        cgroup) is_anothers || remove_cgroup "$what" ;;
     esac
 done < <(tac "$ledger")
 # A part of a killed up.sh may be writing still.

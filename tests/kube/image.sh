@@ -53,7 +53,8 @@ testbed_images() {
     rm -rf "$root"
 }
 
-[ -e "$ledger" ] || die "no testbed is up in $state; type: make kube-up"
+is_testbed || die "no testbed is up in $state; type: make kube-up"
+own_state
 case ${1:-} in
     testbed)
         [ -e "$state/host.tar" ] || testbed_images

@@ -156,6 +156,14 @@ fact() {
 # Holds tokens and keys: only its owner looks inside.
 make_state() { mkdir -p "$state" && chmod 700 "$state"; }
 
+# Under /tmp anyone may make a directory of any name, with a kubeconfig and facts of their own in it.
+own_state() { [ -O "$state" ] || die "$state is not yours; set STOKE_KUBE_DIR"; }
+
+# The first line of a ledger: down.sh removes a directory with all that is in it only where this was written there.
+ledger_mark="stokehold testbed"
+begin_ledger() { echo "$ledger_mark" >"$ledger"; }
+is_testbed() { [ "$(head -n 1 "$ledger" 2>/dev/null)" = "$ledger_mark" ]; }
+
 # Takes the lock that up, down and image share; it is free when this shell ends.
 lock_state() {
     exec 9>"$state/lock" # closed by those that start() starts

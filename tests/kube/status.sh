@@ -4,6 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 [ -s "$state/env" ] || die "no testbed is up in $state; type: make kube-up"
+own_state
 whole=yes
 while read -r kind pid start name; do
     [ "$kind" = process ] || continue

@@ -34,7 +34,7 @@ umask 022
 [ -e "$state" ] || make_state 2>/dev/null || cannot "$state cannot be made; set STOKE_KUBE_DIR"
 [ -O "$state" ] || cannot "$state is not yours; set STOKE_KUBE_DIR"
 lock_state
-if [ -e "$ledger" ]; then
+if is_testbed; then
     if all_alive; then
         up_mode=$(fact STOKE_KUBE_MODE)
         [ "$up_mode" = "$mode" ] || [ "$mode" = control-plane ] ||
@@ -60,10 +60,14 @@ parts=(etcd kube-apiserver kube-controller-manager kube-scheduler kwok)
 [ "$mode" = control-plane ] || parts+=(containerd kubelet coredns forward pause)
 command -v kubectl >/dev/null || parts+=(kubectl)
 "$here/build.sh" "${parts[@]}" >/dev/null
+# Building takes minutes, in which another may have come up.
+if [ "$mode" = full ]; then
+    lacking=$(full_lacks) || cannot "$lacking"
+fi
 
 say "starting the control plane"
+begin_ledger
 mkdir -p "$state/logs"
-touch "$ledger"
 interrupted() { say "not up; what was started goes with: make kube-down"; }
 trap interrupted EXIT
 if [ "$mode" = full ]; then
