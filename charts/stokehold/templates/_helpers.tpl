@@ -23,6 +23,11 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- /* Labels of a component's pods: (dict "root" $ "component" "operator" "labels" .podLabels). Those that select them cannot be changed. */}}
+{{- define "stokehold.podLabels" -}}
+{{ merge (include "stokehold.selector" . | fromYaml) .labels .root.Values.commonLabels | toYaml }}
+{{- end }}
+
 {{- define "stokehold.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
@@ -33,11 +38,11 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
-{{- /* As little as a process can have: no root, nothing to gain, nothing to write to. */}}
+{{- /* As little as a process can have: no root unless asked for, nothing to gain, nothing to write to. Takes the user. */}}
 {{- define "stokehold.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
+runAsNonRoot: {{ ne (int64 .) 0 }}
+runAsUser: {{ int64 . }}
+runAsGroup: {{ int64 . }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

@@ -164,6 +164,9 @@ fn what_is_misspelt_or_impossible_is_refused() {
         ("operator.replicas=many", "replicas"),
         ("operator.port=0", "port"),
         ("operator.lease.duration=soon", "duration"),
+        ("operator.startDeadline=15", "startDeadline"),
+        ("operator.requests=0", "requests"),
+        ("agent.runAsUser=root", "runAsUser"),
         ("image.digest=latest", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("priorityClasses.values.standard=2000000000", "standard"),
@@ -247,6 +250,7 @@ fn with_every_value_said_it_installs_what_was_reviewed() {
     PriorityClass stokehold-experiment
     PriorityClass stokehold-production
     PriorityClass stokehold-standard
+    ResourceQuota stokehold-system/stokehold-critical-pods
     Role stokehold-system/stokehold-operator
     RoleBinding stokehold-system/stokehold-operator
     Service stokehold-system/stokehold-agent-metrics
