@@ -150,7 +150,9 @@ async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
             .hint("choose another with --listen ADDRESS:PORT")
             .source(source)
     })?;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), %server, listen = %args.listen, "operator");
+    // The port that was had, where any would do.
+    let listen = listener.local_addr().unwrap_or(args.listen);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), %server, %listen, "operator");
 
     let vitals = Arc::<Vitals>::default();
     let shutdown = CancellationToken::new();

@@ -1,41 +1,28 @@
 //! Leaders die at any moment, while jobs come and go: nothing is doubled, nothing is orphaned, no attempt is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::release::{self, NAMESPACE, succeed};
-use crate::support::{Testbed, eventually, eventually_or, testbed};
+use crate::operators::{Audit, Operators, SHORT_LEASE};
+use crate::release::{self, succeed};
+use crate::support::{Testbed, eventually, eventually_or, testbed, text};
+use crate::workers::kwok_node;
 
 const KILLS: usize = 30;
 const JOBS: usize = 40;
 const NODES: usize = 12;
 const WHERE: &str = "storm";
-/// Two seconds, so that the storm is over in minutes.
-const SHORT_LEASE: [&str; 6] = [
-    "--lease-duration",
-    "2s",
-    "--renew-deadline",
-    "1500ms",
-    "--retry-period",
-    "300ms",
-];
 
 #[test]
 fn nothing_is_lost_or_doubled_however_often_leaders_die() {
     let Some(testbed) = testbed() else { return };
-    let Some(mut release) = release::exclusive(&testbed) else {
+    // Operators of our own, that can be killed by their process.
+    let Some(_release) = release::without_operator(&testbed) else {
         return;
     };
-    release.forget();
-    // Operators of our own, that can be killed by their process.
-    release::install(&testbed, &release::chart(), &["operator.replicas=0"]);
     let storm = Storm::begin(&testbed);
     storm.rage();
     storm.check();
@@ -54,13 +41,9 @@ fn writes_nothing_when_it_comes_back(testbed: &Testbed) {
     let second = eventually("another to lead", || {
         Some(operators.leader()).filter(|leader| *leader != first)
     });
-    let stopped = std::fs::metadata(testbed.audit()).map_or(0, |file| file.len());
+    let audit = Audit::from_now(testbed);
     // Both would have something to say of it: there is no node for it.
-    let job = json!({
-        "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "unplaced", "namespace": "default"},
-        "spec": {"image": "none", "command": ["train"], "template": {"spec": {"nodeSelector": {"stokehold.dev/testbed": "none"}}}},
-    });
-    create(testbed, &[job]);
+    testbed.create(&[unplaced("unplaced")]);
     operators.signal(first, Signal::CONT);
     eventually_or(
         "it to notice",
@@ -76,10 +59,7 @@ fn writes_nothing_when_it_comes_back(testbed: &Testbed) {
         (text(&job, "/status/reason") == "NoMatchingNodes").then_some(())
     });
     succeed(&mut testbed.kubectl(&["delete", "trainjob", "unplaced", "-n", "default"]));
-    // It says who it is with every request.
-    let name = format!("(operator-{first}_");
-    let of_first = |entry: &Value| text(entry, "/userAgent").contains(&name);
-    let entries = audited(testbed, stopped).into_iter().filter(of_first);
+    let entries = audit.of_operator(first).into_iter();
     let written: Vec<Value> = entries
         .filter(|entry| !matches!(text(entry, "/verb"), "get" | "list" | "watch"))
         // A renewal that it was about to send is refused, for the lease is another's.
@@ -88,38 +68,53 @@ fn writes_nothing_when_it_comes_back(testbed: &Testbed) {
     assert!(written.is_empty(), "a loser wrote: {written:#?}");
 }
 
-/// What the API server has logged since.
-fn audited(testbed: &Testbed, from: u64) -> Vec<Value> {
-    let mut log = File::open(testbed.audit()).expect("the audit log");
-    log.seek(SeekFrom::Start(from)).expect("its end");
-    let lines = BufReader::new(log).lines().map_while(Result::ok);
-    lines
-        .filter_map(|line| serde_json::from_str(&line).ok())
-        .collect()
-}
-
-/// With the lease that is shipped. How long it takes is printed; that it cannot take longer is asserted of the lease itself, for this
-/// machine may be slow.
+/// With the lease that is shipped, from the moment the leader dies until another has done something for a job that nobody had seen.
 fn takes_over_in_time(testbed: &Testbed) {
     const AIM: Duration = Duration::from_secs(20);
     let mut operators = Operators::new(testbed, &[]);
-    operators.start();
-    let first = operators.leader();
-    operators.start();
-    let lease = testbed.get(&["lease", "stokehold-operator", "-n", NAMESPACE]);
-    let lasts = lease.pointer("/spec/leaseDurationSeconds");
-    let lasts = Duration::from_secs(lasts.and_then(Value::as_u64).expect("how long it lasts"));
-    // It is looked at every two seconds.
-    let retry = Duration::from_secs(2);
-    assert!(lasts + retry < AIM, "a lease of {lasts:?} is too long");
+    let first = operators.start();
+    operators.leads(first);
+    let second = operators.start();
+    eventually("the other to stand by", || {
+        operators
+            .ready(second)
+            .ok()
+            .filter(|told| told.contains("stands by"))
+    });
+    // There is no node for it, and so it is told at once that it waits.
+    testbed.create(&[unplaced("orphan")]);
+    eventually("the leader to have seen it", || {
+        let job = testbed.get(&["trainjob", "orphan", "-n", "default"]);
+        (text(&job, "/status/reason") == "NoMatchingNodes").then_some(())
+    });
     let died = Instant::now();
     operators.kill(first);
-    let second = operators.leader();
-    assert_ne!(first, second);
-    println!(
-        "a takeover with the shipped lease of {lasts:?} took {:.1} s",
-        died.elapsed().as_secs_f64()
+    testbed.create(&[unplaced("taken-over")]);
+    eventually_or(
+        "another to work on it",
+        || {
+            let job = testbed.get(&["trainjob", "taken-over", "-n", "default"]);
+            (text(&job, "/status/reason") == "NoMatchingNodes").then_some(())
+        },
+        || operators.told(),
     );
+    let took = died.elapsed();
+    println!(
+        "a takeover with the shipped lease took {:.1} s",
+        took.as_secs_f64()
+    );
+    for job in ["orphan", "taken-over"] {
+        succeed(&mut testbed.kubectl(&["delete", "trainjob", job, "-n", "default"]));
+    }
+    assert!(took < AIM, "it took {took:?}");
+}
+
+/// A job that waits for ever: what is said of it shows who works.
+fn unplaced(name: &str) -> Value {
+    json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name, "namespace": "default"},
+        "spec": {"image": "none", "command": ["train"], "template": {"spec": {"nodeSelector": {"stokehold.dev/testbed": "none"}}}},
+    })
 }
 
 /// Small and seeded.
@@ -167,7 +162,7 @@ struct Storm<'a> {
     testbed: &'a Testbed,
     jobs: Vec<Job>,
     dice: std::cell::RefCell<Dice>,
-    audit_from: u64,
+    audit: Audit,
 }
 
 impl<'a> Storm<'a> {
@@ -180,13 +175,14 @@ impl<'a> Storm<'a> {
         });
         let jobs: Vec<Job> = jobs.collect();
         clear(testbed);
-        create(testbed, &(0..NODES).map(node).collect::<Vec<_>>());
+        let nodes = (0..NODES).map(|n| kwok_node(&format!("storm-{n}"), WHERE));
+        testbed.create(&nodes.collect::<Vec<_>>());
         succeed(&mut testbed.kubectl(&["create", "namespace", WHERE]));
         Self {
             testbed,
             jobs,
             dice: dice.into(),
-            audit_from: std::fs::metadata(testbed.audit()).map_or(0, |file| file.len()),
+            audit: Audit::from_now(testbed),
         }
     }
 
@@ -201,7 +197,7 @@ impl<'a> Storm<'a> {
             let leader = operators.leader();
             let jobs = coming.next().unwrap_or_default();
             let objects: Vec<Value> = jobs.iter().map(Job::object).collect();
-            create(self.testbed, &objects);
+            self.testbed.create(&objects);
             let doomed = jobs.iter().filter(|job| job.fate == Fate::Deleted);
             to_go.extend(doomed.map(|job| job.name.as_str()));
             // What came before the last few is deleted, however far it got.
@@ -317,7 +313,7 @@ impl<'a> Storm<'a> {
     }
 
     fn pods_created(&self) -> Vec<String> {
-        let entries = audited(self.testbed, self.audit_from);
+        let entries = self.audit.entries();
         let created = entries.iter().filter(|entry| {
             let object = &entry["objectRef"];
             entry["verb"] == "create"
@@ -418,128 +414,6 @@ fn check_job(job: &Job, status: &Value, pods: &BTreeMap<String, Value>) {
     }
 }
 
-/// Operators outside of the cluster, under their own account; what is left of them goes with this.
-struct Operators<'a> {
-    testbed: &'a Testbed,
-    lease: &'a [&'a str],
-    kubeconfig: PathBuf,
-    folder: tempfile::TempDir,
-    running: BTreeMap<usize, Child>,
-    started: usize,
-}
-
-impl<'a> Operators<'a> {
-    fn new(testbed: &'a Testbed, lease: &'a [&'a str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let kubeconfig = folder.path().join("kubeconfig");
-        let account = release::account(testbed, "stokehold-operator", None);
-        std::fs::write(&kubeconfig, account.to_string()).expect("a kubeconfig");
-        Self {
-            testbed,
-            lease,
-            kubeconfig,
-            folder,
-            running: BTreeMap::new(),
-            started: 0,
-        }
-    }
-
-    fn start(&mut self) {
-        let number = self.started;
-        self.started += 1;
-        let log = File::create(self.folder.path().join(format!("{number}.log"))).expect("a log");
-        let operator = Command::new(env!("CARGO_BIN_EXE_stoke"))
-            .args(["operator", "--listen", "127.0.0.1:0"])
-            .args(["--lease-namespace", NAMESPACE, "--kubeconfig"])
-            .arg(&self.kubeconfig)
-            .args(self.lease)
-            .env("POD_NAME", format!("operator-{number}"))
-            .env_remove("KUBERNETES_SERVICE_HOST")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        self.running.insert(number, operator.expect("an operator"));
-    }
-
-    /// Waits until one that runs leads.
-    fn leader(&self) -> usize {
-        let leads = || {
-            let lease = self
-                .testbed
-                .get(&["lease", "stokehold-operator", "-n", NAMESPACE]);
-            let holder = text(&lease, "/spec/holderIdentity");
-            let number = holder.strip_prefix("operator-")?.split('_').next()?;
-            let number = number.parse().ok()?;
-            self.running.contains_key(&number).then_some(number)
-        };
-        eventually_or("one of the operators to lead", leads, || self.told())
-    }
-
-    /// With no chance to say good-bye.
-    fn kill(&mut self, number: usize) {
-        let mut operator = self.running.remove(&number).expect("it runs");
-        let ended = operator.try_wait().expect("its state");
-        assert_eq!(ended, None, "it has ended by itself: {}", self.told());
-        operator.kill().expect("it is killed");
-        operator.wait().expect("it is dead");
-    }
-
-    fn signal(&self, number: usize, signal: Signal) {
-        let pid = Pid::from_child(&self.running[&number]);
-        kill_process(pid, signal).expect("it gets the signal");
-    }
-
-    fn told(&self) -> String {
-        let told = self.running.keys().map(|number| {
-            let log = self.told_by(*number);
-            format!("operator-{number}:\n{log}")
-        });
-        told.collect::<Vec<_>>().join("\n")
-    }
-
-    fn told_by(&self, number: usize) -> String {
-        let log = self.folder.path().join(format!("{number}.log"));
-        std::fs::read_to_string(log).unwrap_or_default()
-    }
-}
-
-impl Drop for Operators<'_> {
-    fn drop(&mut self) {
-        for operator in self.running.values_mut() {
-            let _ = operator.kill();
-            let _ = operator.wait();
-        }
-    }
-}
-
-fn node(n: usize) -> Value {
-    let amounts = json!({"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "8"});
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {
-            "name": format!("storm-{n}"),
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {"type": "kwok", "stokehold.dev/testbed": WHERE, "nvidia.com/gpu.product": "simulated"},
-        },
-        "spec": {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]},
-        "status": {
-            "allocatable": amounts, "capacity": amounts,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
-        },
-    })
-}
-
-fn create(testbed: &Testbed, objects: &[Value]) {
-    if objects.is_empty() {
-        return;
-    }
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    std::fs::write(file.path(), list.to_string()).expect("a file");
-    succeed(testbed.kubectl(&["create", "-f"]).arg(file.path()));
-}
-
 /// Everything of an earlier storm.
 fn clear(testbed: &Testbed) {
     let _ = testbed
@@ -557,9 +431,4 @@ fn clear(testbed: &Testbed) {
 
 fn job_of(pod: &Value) -> &str {
     text(pod, "/metadata/labels/stokehold.dev~1job")
-}
-
-fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    let text = value.pointer(pointer).and_then(Value::as_str);
-    text.unwrap_or_default()
 }

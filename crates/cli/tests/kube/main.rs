@@ -2,6 +2,7 @@
 
 mod agent;
 mod audit;
+mod bad_days;
 mod chart;
 mod commands;
 mod deleting;
@@ -9,6 +10,7 @@ mod draining;
 mod installing;
 mod launching;
 mod leaders;
+mod operators;
 mod own_node;
 mod release;
 mod rights;

@@ -14,16 +14,23 @@ pub const NAME: &str = "stokehold";
 pub const NAMESPACE: &str = "stokehold-system";
 
 /// As long as this is held, the release stays as it is.
-pub type Shared = RwLockReadGuard<'static, bool>;
+pub type Shared = RwLockReadGuard<'static, Installed>;
 
-/// Whether this process has installed the release.
-static INSTALLED: RwLock<bool> = RwLock::new(false);
+/// What this process has installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Installed {
+    Unknown,
+    Whole,
+    WithoutOperator,
+}
+
+static INSTALLED: RwLock<Installed> = RwLock::new(Installed::Unknown);
 
 /// The release, for a test that needs it as it is; it stays for as long as this is held. None where there is no helm.
 pub fn shared(testbed: &Testbed) -> Option<Shared> {
     loop {
         let installed = INSTALLED.read().unwrap_or_else(PoisonError::into_inner);
-        if *installed {
+        if *installed == Installed::Whole {
             return Some(installed);
         }
         drop(installed);
@@ -33,26 +40,38 @@ pub fn shared(testbed: &Testbed) -> Option<Shared> {
 
 /// The release, for a test that changes it. Leave it as it was, or [`Exclusive::forget`] it.
 pub fn exclusive(testbed: &Testbed) -> Option<Exclusive> {
+    have(testbed, Installed::Whole, &[])
+}
+
+/// The definitions, accounts and rights, and nothing that runs: for a test that starts operators of its own. As [`exclusive`].
+pub fn without_operator(testbed: &Testbed) -> Option<Exclusive> {
+    let nothing_runs = ["operator.replicas=0", "agent.enabled=false"];
+    have(testbed, Installed::WithoutOperator, &nothing_runs)
+}
+
+fn have(testbed: &Testbed, wanted: Installed, settings: &[&str]) -> Option<Exclusive> {
     if support::program("helm").is_none() {
         eprintln!("skipped: no helm (tests/kube/build.sh helm)");
         return None;
     }
     let mut installed = INSTALLED.write().unwrap_or_else(PoisonError::into_inner);
-    if !*installed {
-        install(testbed, &chart(), &[]);
-        *installed = true;
+    if *installed != wanted {
+        // Where this fails, nobody knows what is there.
+        *installed = Installed::Unknown;
+        install(testbed, &chart(), settings);
+        *installed = wanted;
     }
     Some(Exclusive { installed })
 }
 
 pub struct Exclusive {
-    installed: RwLockWriteGuard<'static, bool>,
+    installed: RwLockWriteGuard<'static, Installed>,
 }
 
 impl Exclusive {
     /// The next test installs it anew.
     pub fn forget(&mut self) {
-        *self.installed = false;
+        *self.installed = Installed::Unknown;
     }
 }
 

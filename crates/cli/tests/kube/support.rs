@@ -1,8 +1,13 @@
 //! The testbed that `make kube-up` starts, as tests find it.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::release::succeed;
 
 /// Long enough for a loaded machine; only a broken test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -24,6 +29,10 @@ pub fn testbed() -> Option<Testbed> {
     );
     // Written last: a testbed that is still coming up has none.
     if dir.join("env").exists() {
+        // Anyone may make a directory of that name under /tmp, with a kubeconfig that leads anywhere.
+        let owner = std::fs::metadata(&dir).map(|dir| dir.uid()).ok();
+        let own = rustix::process::getuid().as_raw();
+        assert_eq!(owner, Some(own), "{} is not yours", dir.display());
         return Some(Testbed { dir });
     }
     assert!(
@@ -65,11 +74,22 @@ impl Testbed {
     }
 
     /// What `kubectl get` finds, as JSON.
-    pub fn get(&self, arguments: &[&str]) -> serde_json::Value {
+    pub fn get(&self, arguments: &[&str]) -> Value {
         let mut command = self.kubectl(&["get"]);
         command.args(arguments).args(["-o", "json"]);
         let output = command.output().expect("kubectl");
         serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Creates all of these.
+    pub fn create(&self, objects: &[Value]) {
+        if objects.is_empty() {
+            return;
+        }
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(file.path(), list.to_string()).expect("a file");
+        succeed(self.kubectl(&["create", "-f"]).arg(file.path()));
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> Command {
@@ -81,6 +101,11 @@ impl Testbed {
             .stdin(Stdio::null());
         command
     }
+}
+
+pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    let text = value.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default()
 }
 
 /// A program that is installed, or that tests/kube/build.sh built.

@@ -162,6 +162,24 @@ pub fn host_programs(more: &[(&Path, &str)]) -> Value {
     }})
 }
 
+/// A node that does not exist, of a pool of its own; kwok plays it.
+pub fn kwok_node(name: &str, pool: &str) -> Value {
+    let amounts = json!({"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "8"});
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"type": "kwok", "stokehold.dev/testbed": pool, "nvidia.com/gpu.product": "simulated"},
+        },
+        "spec": {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": amounts, "capacity": amounts,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+        },
+    })
+}
+
 pub fn is_empty(pods: &Value) -> bool {
     pods.as_array().is_none_or(Vec::is_empty)
 }
