@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// The conditions a TrainJob has.
+/// The conditions a TrainJob has, and a Queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConditionType {
     Queued,
@@ -12,6 +12,8 @@ pub enum ConditionType {
     Complete,
     Failed,
     MemoryAtRisk,
+    /// Of a Queue: jobs may start from it.
+    Usable,
 }
 
 impl ConditionType {
@@ -24,6 +26,7 @@ impl ConditionType {
             Self::Complete => "Complete",
             Self::Failed => "Failed",
             Self::MemoryAtRisk => "MemoryAtRisk",
+            Self::Usable => "Usable",
         }
     }
 }

@@ -18,7 +18,7 @@ pub mod trainjob;
 pub use crd::crds;
 pub use dataset::{Dataset, DatasetSpec, DatasetStatus};
 pub use profile::{JobProfile, JobProfileSpec};
-pub use quantity::{Bytes, CpuMilli, GpuMilli, GpuRequest, Span};
+pub use quantity::{Bytes, CpuMilli, GpuAmount, GpuMilli, GpuRequest, Span};
 pub use queue::{Queue, QueueSpec, QueueStatus};
 pub use reason::Reason;
 pub use rules::{Violation, misspelling, violations};

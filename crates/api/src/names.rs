@@ -14,13 +14,15 @@ pub const RANK_LABEL: &str = "stokehold.dev/rank";
 /// Kueue's label, read as the queue where `spec.queue` is absent.
 pub const KUEUE_QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 
-/// On a pod: the GPUs it was given, by index, separated by commas.
+/// On a pod: the GPUs it was given on its node, by index, separated by commas. Who places the pod may choose them; else the node does.
 pub const GPU_DEVICES_ANNOTATION: &str = "stokehold.dev/gpu-devices";
 /// On a pod: what it uses now, as JSON. Written by the node, at most every few seconds.
 pub const USAGE_ANNOTATION: &str = "stokehold.dev/usage";
 /// On a pod of a job: what its containers used of memory from start to end, as JSON ([`crate::digest::PodDigest`]). Written by
 /// the node's agent when a container ends.
 pub const MEMORY_DIGEST_ANNOTATION: &str = "stokehold.dev/memory-digest";
+/// On a pod of a job: when its newest checkpoint was written, as RFC 3339. Written by the node.
+pub const LAST_CHECKPOINT_ANNOTATION: &str = "stokehold.dev/last-checkpoint";
 /// On a node: its GPUs are made up.
 pub const GPU_SIMULATED_LABEL: &str = "stokehold.dev/gpu-simulated";
 
@@ -43,8 +45,22 @@ pub const GPU_SHARING_LABEL: &str = "nvidia.com/gpu.sharing-strategy";
 pub const GPU_COUNT_LABEL: &str = "nvidia.com/gpu.count";
 /// In MiB, for one GPU.
 pub const GPU_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+/// Into how many one GPU is shared out.
+pub const GPU_REPLICAS_LABEL: &str = "nvidia.com/gpu.replicas";
 /// What a pod requests and a node has.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
+/// The same where GPUs are shared out in time and the device plugin was told to say so.
+pub const GPU_SHARED_RESOURCE: &str = "nvidia.com/gpu.shared";
+/// Followed by a MIG profile: `nvidia.com/mig-1g.10gb`.
+pub const MIG_RESOURCE_PREFIX: &str = "nvidia.com/mig-";
+/// Thousandths of a GPU. Only a node whose devices we choose ourselves has it: a pod that asks for fewer than a thousand shares one
+/// GPU with others that do.
+pub const GPU_MILLI_RESOURCE: &str = "stokehold.dev/gpu-milli";
+
+/// The innermost level of every topology: one node.
+pub const HOST_LEVEL: &str = "kubernetes.io/hostname";
+/// In a queue's guarantee and ceiling: GPUs of whatever type, all together.
+pub const ANY_GPU_TYPE: &str = "any";
 
 /// Node condition: can memory limits be enforced, and by what.
 pub const MEMORY_LIMITS_ENFORCED: &str = "MemoryLimitsEnforced";
@@ -90,6 +106,8 @@ pub mod env {
     pub const RANK: &str = "STOKE_RANK";
     /// Workers in the gang.
     pub const WORKERS: &str = "STOKE_WORKERS";
+    /// Of a worker that shares its GPU: the part of it that is its own, such as `0.5`. Nothing else keeps it to that.
+    pub const GPU_SHARE: &str = "STOKE_GPU_SHARE";
     /// Where checkpoints are written.
     pub const CHECKPOINT_DIR: &str = "STOKE_CHECKPOINT_DIR";
     /// How often they are meant to be written, in seconds.

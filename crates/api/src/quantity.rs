@@ -143,6 +143,42 @@ impl TryFrom<&Quantity> for CpuMilli {
 )]
 pub struct GpuMilli(pub u32);
 
+/// An amount of GPUs of any size, whole ones and parts together, in thousandths; written `6.5`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct GpuAmount {
+    pub milli: u64,
+}
+
+impl GpuAmount {
+    pub const fn whole(gpus: u64) -> Self {
+        Self {
+            milli: gpus.saturating_mul(1000),
+        }
+    }
+}
+
+impl FromStr for GpuAmount {
+    type Err = ParseAmountError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let amount = Exact::parse(text).filter(|amount| !amount.is_capped());
+        amount
+            .and_then(Exact::millis)
+            .map(|milli| Self { milli })
+            .ok_or_else(|| wrong(text, "an amount of GPUs such as 6.5"))
+    }
+}
+
+impl fmt::Display for GpuAmount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.milli / 1000)?;
+        match self.milli % 1000 {
+            0 => Ok(()),
+            part => write!(f, ".{}", format!("{part:03}").trim_end_matches('0')),
+        }
+    }
+}
+
 /// What one worker asks of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum GpuRequest {
@@ -333,6 +369,7 @@ macro_rules! amount_serde {
 
 amount_serde!(Bytes);
 amount_serde!(CpuMilli);
+amount_serde!(GpuAmount);
 amount_serde!(GpuRequest);
 amount_serde!(Span);
 
@@ -346,7 +383,7 @@ macro_rules! amount_as_text {
     )*};
 }
 
-amount_as_text!(Bytes, CpuMilli, Span);
+amount_as_text!(Bytes, CpuMilli, GpuAmount, Span);
 
 impl Serialize for GpuRequest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -391,6 +428,11 @@ amount_schema!(
     CpuMilli,
     "Cpu",
     int_or_string(r"^[0-9]{1,19}(\.[0-9]{1,9})?m?$")
+);
+amount_schema!(
+    GpuAmount,
+    "GpuAmount",
+    json_schema!({ "type": "string", "maxLength": 32, "pattern": r"^[0-9]{1,16}(\.[0-9]{1,3})?$" })
 );
 amount_schema!(
     GpuRequest,
@@ -467,6 +509,14 @@ mod tests {
     }
 
     #[test]
+    fn amounts_of_gpus_are_written_short() {
+        for (milli, text) in [(0, "0"), (8000, "8"), (6500, "6.5"), (50, "0.05")] {
+            assert_eq!(GpuAmount { milli }.to_string(), text);
+        }
+        assert_eq!(GpuAmount::whole(2).to_string(), "2");
+    }
+
+    #[test]
     fn spans_read_and_write() {
         for (text, seconds) in [
             ("90s", 90),
@@ -499,6 +549,8 @@ mod tests {
             prop_assert_eq!(CpuMilli(n / 1000).to_string().parse(), Ok(CpuMilli(n / 1000)));
             let seconds = n % 1_000_000_000;
             prop_assert_eq!(Span { seconds }.to_string().parse(), Ok(Span { seconds }));
+            let amount = GpuAmount { milli: n / 1000 };
+            prop_assert_eq!(amount.to_string().parse(), Ok(amount));
             for request in [gpu.to_string(), format!("0.{milli:03}")] {
                 let parsed: GpuRequest = request.parse().unwrap();
                 prop_assert_eq!(parsed.to_string().parse::<GpuRequest>().unwrap(), parsed);

@@ -2,19 +2,30 @@
 
 use std::fmt;
 
-/// Every reason a TrainJob's phase or condition may carry.
+/// Every reason a TrainJob's phase or condition, or a Queue's, may carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     // Waiting. The words are shared with Kueue where it has one.
     NoMatchingNodes,
     InsufficientCapacity,
     WaitingForQuota,
+    /// There would be room, but it is kept for a job that goes first.
+    WaitingForTurn,
+    /// Others were asked to make room for it.
+    WaitingForPreemption,
+    /// Its pods are there for an autoscaler to see; the nodes are not.
+    WaitingForNodes,
+    QueueNotFound,
+    /// Its queue cannot be used; the queue says why.
+    QueueUnusable,
     WaitingForDataset,
     BackingOff,
     Misconfigured,
     // Going on.
     Placed,
     StartingWorkers,
+    /// Goes on with more or fewer workers.
+    Resized,
     WorkersRunning,
     StoppingWorkers,
     Suspended,
@@ -25,11 +36,19 @@ pub enum Reason {
     WorkerFailed,
     WorkerLost,
     Evicted,
+    Preempted,
     StartFailed,
     RetriesExhausted,
     DeadlineExceeded,
     /// A write to the API server was refused; the message is the server's.
     ApplyFailed,
+    // Of a Queue.
+    Usable,
+    ParentNotFound,
+    ParentCycle,
+    GuaranteeAboveCeiling,
+    /// The guarantees of its children are more than its own.
+    GuaranteeAboveParent,
 }
 
 impl fmt::Display for Reason {

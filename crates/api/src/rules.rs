@@ -4,7 +4,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::names::JOB_NAME_LENGTH_MAX;
+use crate::names::{ANY_GPU_TYPE, JOB_NAME_LENGTH_MAX};
 use crate::quantity::{Bytes, GpuRequest, Span};
 use crate::trainjob::{Memory, Qos};
 use crate::{Dataset, Queue, TrainJob};
@@ -86,6 +86,7 @@ pub fn misspelling(field: &str) -> Option<&'static str> {
         "workdir" | "workingDirectory" | "cwd" => "workingDir",
         "hostNetwork" => "network: host",
         "queueName" => "queue",
+        "topologyKey" | "topologyConstraint" => "topology (required or preferred: a level)",
         "resources" => "gpus, cpus and memory",
         _ => return None,
     })
@@ -119,6 +120,21 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
         cel: "!has(self.spec.gpuTypes) || size(self.spec.gpuTypes) == 0 || string(self.spec.gpus) != '0'",
         message: "gpuTypes says which GPUs, but the job asks for none: set gpus",
         holds: |job, _| job.spec.gpu_types.is_empty() || job.spec.gpus != GpuRequest::None,
+    },
+    Rule {
+        path: "spec.topology",
+        cel: "!has(self.spec.topology) || has(self.spec.topology.required) || has(self.spec.topology.preferred)",
+        message: "topology names a level: set required or preferred",
+        holds: |job, _| levels(job).is_none_or(|levels| levels.iter().any(Option::is_some)),
+    },
+    Rule {
+        path: "spec.topology",
+        cel: "!has(self.spec.topology) || ((!has(self.spec.topology.required) || self.spec.topology.required.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')) && \
+              (!has(self.spec.topology.preferred) || self.spec.topology.preferred.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')))",
+        message: "a level is the key of a node label, such as topology.kubernetes.io/zone",
+        holds: |job, _| {
+            levels(job).is_none_or(|levels| levels.into_iter().flatten().all(is_label_key))
+        },
     },
     Rule {
         path: "spec.memory",
@@ -250,20 +266,33 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
     },
 ];
 
+const GPU_TYPE_MESSAGE: &str = "a GPU type is a word such as h100 or a100-80g, or any";
+
 pub const QUEUE: &[Rule<Queue>] = &[
     Rule {
         path: "spec.guaranteed",
         cel: "!has(self.spec.guaranteed) || !has(self.spec.ceiling) || \
-              self.spec.guaranteed.all(t, !(t in self.spec.ceiling) || self.spec.guaranteed[t] <= self.spec.ceiling[t])",
+              self.spec.guaranteed.all(t, (!(t in self.spec.ceiling) || self.spec.guaranteed[t] <= self.spec.ceiling[t]) && \
+              (!('any' in self.spec.ceiling) || self.spec.guaranteed[t] <= self.spec.ceiling['any']))",
         message: "guaranteed must not be more than ceiling",
         holds: |queue, _| {
             let ceiling = &queue.spec.ceiling;
-            queue
-                .spec
-                .guaranteed
-                .iter()
-                .all(|(gpu, count)| ceiling.get(gpu).is_none_or(|most| count <= most))
+            let within = |count, gpu: &str| ceiling.get(gpu).is_none_or(|most| count <= most);
+            let mut guaranteed = queue.spec.guaranteed.iter();
+            guaranteed.all(|(gpu, count)| within(count, gpu) && within(count, ANY_GPU_TYPE))
         },
+    },
+    Rule {
+        path: "spec.guaranteed",
+        cel: "!has(self.spec.guaranteed) || self.spec.guaranteed.all(t, t.matches('^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$'))",
+        message: GPU_TYPE_MESSAGE,
+        holds: |queue, _| queue.spec.guaranteed.keys().all(|gpu| is_word(gpu)),
+    },
+    Rule {
+        path: "spec.ceiling",
+        cel: "!has(self.spec.ceiling) || self.spec.ceiling.all(t, t.matches('^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$'))",
+        message: GPU_TYPE_MESSAGE,
+        holds: |queue, _| queue.spec.ceiling.keys().all(|gpu| is_word(gpu)),
     },
     Rule {
         path: "spec.parent",
@@ -290,6 +319,33 @@ pub const DATASET: &[Rule<Dataset>] = &[
 
 fn memory(job: &TrainJob) -> Option<&Memory> {
     job.spec.memory.as_ref()
+}
+
+fn levels(job: &TrainJob) -> Option<[Option<&str>; 2]> {
+    let topology = job.spec.topology.as_ref()?;
+    Some([topology.required.as_deref(), topology.preferred.as_deref()])
+}
+
+/// Could a label have this key?
+pub fn is_label_key(key: &str) -> bool {
+    let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_domain = |text: &str| {
+        text.chars().all(|c| is_end(c) || c == '-' || c == '.')
+            && text.starts_with(is_end)
+            && text.ends_with(is_end)
+    };
+    match key.split_once('/') {
+        Some((domain, name)) => is_domain(domain) && is_word(name),
+        None => is_word(key),
+    }
+}
+
+/// Letters, digits and what joins them, as in the value of a label.
+fn is_word(text: &str) -> bool {
+    text.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric())
 }
 
 fn at_most(less: Option<Bytes>, more: Option<Bytes>) -> bool {

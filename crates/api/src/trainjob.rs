@@ -9,7 +9,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use status::{Attempt, Exit, Outcome, Phase, Sizing, TrainJobStatus};
+pub use status::{
+    Attempt, Exit, GpuResource, Outcome, Phase, Preemption, Sizing, TrainJobStatus, Waiting,
+};
 
 use crate::names::KUEUE_QUEUE_LABEL;
 use crate::quantity::{Bytes, CpuMilli, GpuRequest, Span};
@@ -115,6 +117,10 @@ pub struct TrainJobSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 63)))]
     pub gpu_types: Vec<String>,
+
+    /// How near to each other the workers run, where it matters. Absent: as near as there is room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
 
     /// CPUs of each worker. Absent: its GPUs' share of the node, else one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -235,6 +241,20 @@ pub struct Elastic {
     /// The most workers the job can use.
     #[schemars(range(min = 1, max = 4096))]
     pub max: u32,
+}
+
+/// How near to each other workers run. A level of the network is named by the key of the node label that tells it, as the cluster was
+/// set up (`stoke operator --topology-label`); `kubernetes.io/hostname` is one node.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Topology {
+    /// All workers run inside one domain of this level, or the job waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub required: Option<String>,
+    /// All workers run inside one domain of this level where there is room, else in as few and as near ones as possible.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub preferred: Option<String>,
 }
 
 /// Who goes first.
@@ -361,6 +381,11 @@ impl TrainJobSpec {
     pub fn processes_per_worker(&self) -> u32 {
         self.processes_per_worker
             .unwrap_or_else(|| self.gpus.whole().max(1))
+    }
+
+    /// The most workers it may have at once.
+    pub fn workers_max(&self) -> u32 {
+        self.elastic.map_or(self.workers, |elastic| elastic.max)
     }
 
     /// Processes of the whole gang.

@@ -129,6 +129,31 @@ fn cases() -> Vec<Case> {
             &[],
         ),
         case(
+            "inside one rack",
+            job(json!({"topology": {"required": "example.com/rack"}})),
+            &[],
+        ),
+        case(
+            "inside one block, better one rack",
+            job(json!({"topology": {"required": "block", "preferred": "example.com/rack"}})),
+            &[],
+        ),
+        case(
+            "near to nothing",
+            job(json!({"topology": {}})),
+            &["spec.topology"],
+        ),
+        case(
+            "a level that no label can have",
+            job(json!({"topology": {"required": "Example.com/rack"}})),
+            &["spec.topology"],
+        ),
+        case(
+            "a level with two slashes",
+            job(json!({"topology": {"preferred": "a/b/c"}})),
+            &["spec.topology"],
+        ),
+        case(
             "memory in order",
             memory(json!({"request": "1Gi", "limit": "1536Mi", "max": "2Gi"})),
             &[],
@@ -259,6 +284,24 @@ fn cases() -> Vec<Case> {
             &["spec.guaranteed"],
         ),
         other(
+            "guarantee over the ceiling of all types",
+            "Queue",
+            json!({"weight": 1, "borrow": true, "guaranteed": {"h100": 9}, "ceiling": {"any": 8}}),
+            &["spec.guaranteed"],
+        ),
+        other(
+            "guarantee of no type",
+            "Queue",
+            json!({"weight": 1, "borrow": true, "guaranteed": {"": 1}}),
+            &["spec.guaranteed"],
+        ),
+        other(
+            "ceiling of an odd type",
+            "Queue",
+            json!({"weight": 1, "borrow": true, "ceiling": {"h100 80g": 1}}),
+            &["spec.ceiling"],
+        ),
+        other(
             "own parent",
             "Queue",
             json!({"weight": 1, "borrow": true, "parent": "it"}),
@@ -326,6 +369,18 @@ fn both_halves_of_every_rule_agree() {
             "no case breaks the rule {message:?}"
         );
     }
+}
+
+#[test]
+fn a_quota_below_zero_is_refused_by_both() {
+    let queue = object(
+        "Queue",
+        json!({"weight": 1, "borrow": true, "guaranteed": {"h100": -1}}),
+    );
+    let found = stoke_api::violations("Queue", &queue, None);
+    assert_eq!(found.len(), 1, "{found:?}");
+    let counts = &schema("Queue")["properties"]["spec"]["properties"]["guaranteed"];
+    assert_eq!(counts["additionalProperties"]["minimum"], json!(0.0));
 }
 
 #[test]

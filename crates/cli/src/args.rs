@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
     agent, completions, crds, delete, describe, doctor, down, explain, get, kubeconfig, logs, mpi,
-    operator, run, shim, suspend, top, up,
+    operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
 use crate::world::{Asked, Named};
@@ -23,6 +23,7 @@ Examples:
   stoke get                               what runs, what waits, and why
   stoke logs -f resnet50 --rank 1         one worker's lines, as they come
   stoke explain resnet50                  why it is where it is, and what would help
+  stoke queue                             who may use how many GPUs, and does
   stoke down                              stop the engine and what it runs
   stoke --context prod-eu get             the same on a cluster; or: kubectl stoke get
 
@@ -165,6 +166,8 @@ pub enum Command {
     Logs(logs::Args),
     Top(top::Args),
     Explain(explain::Args),
+    Queue(queue::Args),
+    Sched(sched::Args),
     Suspend(suspend::Args),
     /// Let suspended jobs go on
     ///
@@ -264,7 +267,8 @@ mod tests {
         let mut command = Args::command().term_width(100);
         insta::assert_snapshot!(command.render_help());
         for name in [
-            "up", "down", "run", "get", "logs", "top", "explain", "delete", "doctor", "operator",
+            "up", "down", "run", "get", "logs", "top", "explain", "queue", "sched", "delete",
+            "doctor", "operator",
         ] {
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.clone().term_width(100).render_long_help();

@@ -13,7 +13,9 @@ pub mod kubeconfig;
 pub mod logs;
 pub mod mpi;
 pub mod operator;
+pub mod queue;
 pub mod run;
+pub mod sched;
 pub mod shim;
 pub mod suspend;
 pub mod top;
@@ -60,6 +62,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Describe(args) => wait_for(world, |session| describe::run(args, session)),
         Command::Logs(args) => wait_for(world, |session| logs::run(args, session)),
         Command::Top(args) => wait_for(world, |session| top::run(args, session)),
+        Command::Queue(args) => wait_for(world, |session| queue::run(args, session)),
+        Command::Sched(args) => sched::run(args, world),
         Command::Explain(args) => wait_for(world, |session| explain::run(args, session)),
         Command::Suspend(args) => wait_for(world, |session| suspend::run(args, session, true)),
         Command::Resume(args) => wait_for(world, |session| suspend::run(args, session, false)),

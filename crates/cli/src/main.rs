@@ -13,6 +13,7 @@ mod jobs;
 mod kinds;
 mod manifest;
 mod mpi;
+mod outlook;
 mod program;
 mod render;
 mod session;

@@ -5,6 +5,8 @@
 pub mod describe;
 pub mod explain;
 pub mod object;
+pub mod outlook;
+pub mod queue;
 pub mod table;
 pub mod top;
 

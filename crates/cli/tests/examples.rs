@@ -112,6 +112,21 @@ fn jobs_are_valid() {
 }
 
 #[test]
+fn queues_are_valid() {
+    let path = examples().join("queues/queues.yaml");
+    let yaml = fs::read_to_string(&path).expect("queues");
+    for document in yaml.split("---\n") {
+        let queue: stoke_api::Queue = serde_saphyr::from_str(document).expect("a Queue");
+        let queue = serde_json::to_value(&queue).expect("JSON");
+        assert_eq!(stoke_api::violations("Queue", &queue, None), []);
+    }
+    let job = fs::read_to_string(examples().join("queues/job.yaml")).expect("a job");
+    let job: TrainJob = serde_saphyr::from_str(&job).expect("a TrainJob");
+    let job = serde_json::to_value(&job).expect("JSON");
+    assert_eq!(stoke_api::violations("TrainJob", &job, None), []);
+}
+
+#[test]
 fn plain_python_trains_and_resumes() {
     let Some(python) = python_with("json") else {
         return skip("Python 3");

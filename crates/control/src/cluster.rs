@@ -2,6 +2,7 @@
 
 mod amounts;
 mod claims;
+pub mod devices;
 
 use std::collections::BTreeMap;
 
@@ -11,14 +12,15 @@ use k8s_openapi::api::core::v1::{
 };
 use stoke_api::Bytes;
 use stoke_api::names::{
-    GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_SHARING_LABEL, GPU_SIMULATED_LABEL,
+    GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_REPLICAS_LABEL, GPU_SHARING_LABEL, GPU_SIMULATED_LABEL,
 };
 use stoke_sched::{
-    Effect, GpuModel, Operator, Requirement, Resources, Subject, Taint, Term, Toleration,
+    Effect, GpuModel, Operator, Parts, Requirement, Resources, Subject, Taint, Term, Toleration,
 };
 
 pub use amounts::{held, requests};
 pub use claims::Claim;
+pub use devices::devices;
 
 /// How the clouds and Karpenter say that a node can be taken away.
 const SPOT_LABELS: [(&str, &str); 4] = [
@@ -54,7 +56,7 @@ pub fn node(node: &Node) -> stoke_sched::Node {
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_ref());
     let gpu = gpu(&labels);
-    stoke_sched::Node {
+    let mut seen = stoke_sched::Node {
         name: node.metadata.name.clone().unwrap_or_default(),
         allocatable: allocatable.map(amounts::read).unwrap_or_default(),
         used: Resources::default(),
@@ -65,8 +67,11 @@ pub fn node(node: &Node) -> stoke_sched::Node {
         spot: SPOT_LABELS
             .iter()
             .any(|(key, value)| labels.get(*key).is_some_and(|found| found == value)),
-        labels,
-    }
+        labels: labels.into(),
+        devices: None,
+    };
+    seen.devices = devices(&seen, []);
+    seen
 }
 
 /// What feature discovery says of a node's GPUs.
@@ -77,13 +82,24 @@ fn gpu(labels: &BTreeMap<String, String>) -> Option<GpuModel> {
         .get(GPU_MEMORY_LABEL)
         .and_then(|mib| mib.parse().ok());
     // Where a node shares its GPUs out, that is in the product's name unless someone chose another name for the parts.
-    let named = product.ends_with("-SHARED") || product.contains("-MIG-");
-    let shared = labels.contains_key(GPU_SHARING_LABEL) && !is(GPU_SHARING_LABEL, "none");
+    let shared = product.ends_with("-SHARED")
+        || labels.contains_key(GPU_SHARING_LABEL) && !is(GPU_SHARING_LABEL, "none");
+    let replicas = labels.get(GPU_REPLICAS_LABEL);
+    let replicas = replicas.and_then(|replicas| replicas.parse().ok());
+    let parts = match product.split_once("-MIG-") {
+        _ if shared => Parts::Turns {
+            replicas: replicas.unwrap_or(0),
+        },
+        Some((_, profile)) => Parts::Mig {
+            profile: profile.to_owned(),
+        },
+        None => Parts::Whole,
+    };
     Some(GpuModel {
         product: product.clone(),
         memory: memory.map(Bytes::mib),
         simulated: is(GPU_SIMULATED_LABEL, "true"),
-        parted: named || shared,
+        parts,
     })
 }
 
@@ -280,28 +296,36 @@ mod tests {
     }
     #[test]
     fn gpus_that_are_shared_out_are_not_whole() {
-        let parted = |labels: &[(&str, &str)]| {
+        let parts = |labels: &[(&str, &str)]| {
             let labels = labels
                 .iter()
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect();
-            gpu(&labels).map(|gpu| gpu.parted)
+            gpu(&labels).map(|gpu| gpu.parts)
         };
         let product = |name| ("nvidia.com/gpu.product", name);
         let sharing = |how| ("nvidia.com/gpu.sharing-strategy", how);
-        assert_eq!(parted(&[]), None);
+        let replicas = |count| ("nvidia.com/gpu.replicas", count);
+        let turns = |replicas| Some(Parts::Turns { replicas });
+        assert_eq!(parts(&[]), None);
         assert_eq!(
-            parted(&[product("NVIDIA-A100-SXM4-40GB"), sharing("none")]),
-            Some(false)
+            parts(&[
+                product("NVIDIA-A100-SXM4-40GB"),
+                sharing("none"),
+                replicas("1")
+            ]),
+            Some(Parts::Whole)
         );
-        assert_eq!(parted(&[product("Tesla-T4-SHARED")]), Some(true));
+        assert_eq!(parts(&[product("Tesla-T4-SHARED")]), turns(0));
         assert_eq!(
-            parted(&[product("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")]),
-            Some(true)
+            parts(&[product("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")]),
+            Some(Parts::Mig {
+                profile: "1g.5gb".to_owned()
+            })
         );
         assert_eq!(
-            parted(&[product("Tesla-T4"), sharing("time-slicing")]),
-            Some(true)
+            parts(&[product("Tesla-T4"), sharing("time-slicing"), replicas("4")]),
+            turns(4)
         );
     }
 }

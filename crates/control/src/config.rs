@@ -29,6 +29,8 @@ pub struct Config {
     pub network_policies: bool,
     /// Bind pods to their node ourselves, where there is no kube-scheduler.
     pub binder: bool,
+    /// The levels of the network, as keys of node labels, outermost first. One node is the innermost, said or not.
+    pub topology: Vec<String>,
     /// The wait before the next attempt.
     pub retry: Backoff,
     /// How long a placed gang may take until all its workers run.
@@ -37,8 +39,11 @@ pub struct Config {
     pub avoid_for: Duration,
     /// How long past its grace period a stopping worker is waited for. Its node may be gone for good.
     pub stop_slack: Duration,
-    /// How long a worker may take to end after SIGTERM.
+    /// How long a worker may take to end after SIGTERM; and one that writes checkpoints.
     pub grace: Duration,
+    pub checkpoint_grace: Duration,
+    /// Make pods without a node for gangs that no node has room for, so that an autoscaler brings some; and wait for them so long.
+    pub autoscaling: Option<Duration>,
     /// Ports leased to jobs that use the nodes' own network.
     pub ports: RangeInclusive<u16>,
     /// Jobs worked on at once.
@@ -86,6 +91,7 @@ impl Config {
             image: None,
             network_policies: false,
             binder: true,
+            topology: Vec::new(),
             retry: Backoff {
                 first: Duration::from_secs(1),
                 base: Duration::from_secs(10),
@@ -96,6 +102,8 @@ impl Config {
             avoid_for: Duration::from_secs(1800),
             stop_slack: Duration::from_secs(60),
             grace: Duration::from_secs(30),
+            checkpoint_grace: Duration::from_secs(60),
+            autoscaling: None,
             // Below what Linux hands out by itself.
             ports: 23_000..=27_999,
             concurrency: 16,

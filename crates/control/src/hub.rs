@@ -21,6 +21,8 @@ use crate::world::{Kind, Wakes, World};
 /// How much is gathered of what decides nothing, and how long it may take until it is told.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(10);
+/// A queue's figures change with every job of it that comes, starts or ends: it is written once in that time.
+const QUEUES: Duration = Duration::from_secs(5);
 
 pub struct Hub {
     pub client: Client,
@@ -29,14 +31,15 @@ pub struct Hub {
     pub vitals: Arc<Vitals>,
     /// Jobs to look at.
     pub jobs: Queue<Key>,
+    /// Queue objects to look at.
+    pub queues: Queue<Key>,
     /// Pods to bind.
     pub unbound: Queue<Key>,
-    /// Held from reading the room there is until what was taken of it is set aside: two jobs must not be given the same. Never over a
-    /// request.
+    /// Held while the scheduler is told what jobs ask for: all who want room are looked at before it decides. Never over a request.
     pub placing: tokio::sync::Mutex<()>,
     /// Which words about a job can wait to be written.
     pub pace: Pace,
-    /// Told when someone who waits for room may get it.
+    /// Told when the scheduler may decide something new.
     pub room: Notify,
     world: Mutex<World>,
     /// What the API server refused for a job when its plan was last carried out.
@@ -52,15 +55,16 @@ impl Hub {
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
-            config,
             vitals,
             jobs: Queue::default(),
+            queues: Queue::default(),
             unbound: Queue::default(),
             placing: tokio::sync::Mutex::new(()),
             pace: Pace::default(),
             room: Notify::new(),
-            world: Mutex::default(),
+            world: Mutex::new(World::new(config.clone())),
             refusals: Mutex::default(),
+            config,
         }
     }
 
@@ -105,6 +109,13 @@ impl Hub {
         }
         for key in wakes.jobs_later {
             self.jobs.wake_within(key, Lane::Second, LATER);
+        }
+        for queue in wakes.queues {
+            self.queues.wake(Key::new("", &queue), Lane::First);
+        }
+        for queue in wakes.queues_soon {
+            self.queues
+                .wake_within(Key::new("", &queue), Lane::First, QUEUES);
         }
         if wakes.room {
             self.room.notify_one();

@@ -9,13 +9,16 @@
 mod binder;
 mod cluster;
 mod config;
+mod forecast;
 mod gate;
 mod guard;
 mod hub;
 mod lead;
 mod lease;
 mod mirror;
+mod outlook;
 mod queue;
+mod queue_status;
 mod seen;
 mod trainjob;
 mod trouble;
@@ -35,8 +38,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use config::{Backoff, Config, Home};
+pub use forecast::Listed;
 pub use lead::lead;
 pub use lease::{LeaseOptions, LeaseOptionsError};
+pub use outlook::{Outlook, Start, Supposed, Verdict, Yield};
 pub use vitals::Vitals;
 
 use hub::Hub;
@@ -78,6 +83,10 @@ async fn controllers(
     parts.spawn(watch::keep::<Pod>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Node>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Dataset>(hub.clone(), ready_sender.clone()));
+    parts.spawn(watch::keep::<stoke_api::Queue>(
+        hub.clone(),
+        ready_sender.clone(),
+    ));
     parts.spawn(watch::keep::<PersistentVolumeClaim>(
         hub.clone(),
         ready_sender.clone(),
@@ -90,12 +99,14 @@ async fn controllers(
             () = shutdown.cancelled() => return,
         }
         let reconcile = |hub: Arc<Hub>, key| async move { trainjob::reconcile(&hub, &key).await };
+        let tell = |hub: Arc<Hub>, key| async move { queue_status::tell(&hub, &key).await };
         let bind = |hub: Arc<Hub>, key| async move { binder::bind(&hub, &key).await };
         let jobs = work(&hub, &hub.jobs, reconcile, &shutdown);
+        let queues = work(&hub, &hub.queues, tell, &shutdown);
         let pods = work(&hub, &hub.unbound, bind, &shutdown);
         tokio::select! {
             () = trainjob::admission::serve_as_room_comes_free(&hub) => {}
-            _ = futures::future::join(jobs, pods) => {}
+            _ = futures::future::join3(jobs, queues, pods) => {}
         }
     };
     tokio::select! {

@@ -3,11 +3,14 @@
 //! A pod of the Kubernetes API takes about ten kilobytes in memory, most of it room for fields that are empty, and there are more pods than
 //! anything else. Fields have the names and shapes that they have there.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
-use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL};
-use stoke_api::names::{MEMORY_DIGEST_ANNOTATION, USAGE_ANNOTATION};
+use stoke_api::names::{
+    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, JOB_LABEL, LAST_CHECKPOINT_ANNOTATION,
+    MEMORY_DIGEST_ANNOTATION, RANK_LABEL, USAGE_ANNOTATION,
+};
 use stoke_sched::Resources;
 
 use crate::cluster;
@@ -35,6 +38,9 @@ pub struct Metadata {
     pub rank: Option<u32>,
     /// What its node says that it uses, or used.
     pub usage: Option<Box<str>>,
+    /// The GPUs it was given, by index, where it is told which.
+    pub devices: Option<Box<[u32]>>,
+    pub last_checkpoint: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -190,6 +196,8 @@ impl From<ObjectMeta> for Metadata {
         let usage = annotations
             .remove(MEMORY_DIGEST_ANNOTATION)
             .or_else(|| annotations.remove(USAGE_ANNOTATION));
+        let devices = annotations.get(GPU_DEVICES_ANNOTATION);
+        let checkpoint = annotations.get(LAST_CHECKPOINT_ANNOTATION);
         let owners = metadata.owner_references.into_iter().flatten();
         Self {
             name: boxed(metadata.name.unwrap_or_default()),
@@ -202,9 +210,20 @@ impl From<ObjectMeta> for Metadata {
             job: labels.get(JOB_LABEL).map(|job| job.as_str().into()),
             attempt: number(ATTEMPT_LABEL),
             rank: number(RANK_LABEL),
+            devices: devices.and_then(|text| indices(text)),
+            last_checkpoint: checkpoint.and_then(|text| text.parse().ok()),
             usage: usage.map(boxed),
         }
     }
+}
+
+/// `0,1`. What is no list of indices tells nothing.
+pub fn indices(text: &str) -> Option<Box<[u32]>> {
+    let parts = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    parts.map(|part| part.parse().ok()).collect()
 }
 
 fn matters(condition: &core::PodCondition) -> bool {
@@ -295,6 +314,7 @@ mod tests {
         let pod = seen(json!({
             "metadata": {"name": "j-2-3", "namespace": "ns", "uid": "u", "resourceVersion": "17",
                 "labels": {"stokehold.dev/job": "j", "stokehold.dev/attempt": "2", "stokehold.dev/rank": "3"},
+                "annotations": {"stokehold.dev/gpu-devices": "0, 2", "stokehold.dev/last-checkpoint": "2027-01-15T08:00:00Z"},
                 "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "j", "uid": "owner"}],
                 "managedFields": [
                     {"manager": "kubelet", "subresource": "status", "time": "2026-01-01T00:00:07Z"},
@@ -315,6 +335,11 @@ mod tests {
         assert_eq!(
             (metadata.job.as_deref(), metadata.attempt, metadata.rank),
             (Some("j"), Some(2), Some(3))
+        );
+        assert_eq!(metadata.devices.as_deref(), Some([0, 2].as_slice()));
+        assert_eq!(
+            metadata.last_checkpoint.map(Timestamp::as_second),
+            Some(1_800_000_000)
         );
         assert_eq!(metadata.owners.as_ref(), ["owner".into()]);
         assert_eq!(metadata.resource_version, Some(17));

@@ -4,7 +4,7 @@ pub mod admission;
 pub mod apply;
 mod children;
 #[cfg(test)]
-mod fixtures;
+pub mod fixtures;
 mod frameworks;
 #[cfg(test)]
 mod lifecycle;
@@ -19,6 +19,8 @@ mod pods_made;
 pub mod refusal;
 pub mod rendezvous;
 #[cfg(test)]
+mod sharing;
+#[cfg(test)]
 mod simulation;
 mod template;
 pub mod workers;
@@ -27,6 +29,7 @@ use std::time::Duration;
 
 use tracing::{debug, error, warn};
 
+use self::admission::Undecided;
 use self::apply::{ApplyError, write_status};
 use self::observe::Observed;
 use self::plan::{Action, Plan};
@@ -63,7 +66,12 @@ pub async fn reconcile(hub: &Hub, key: &Key) -> Done {
 
 async fn turn(hub: &Hub, key: &Key) -> Result<Done, ApplyError> {
     let decided = admission::decide(hub, key).await;
-    let Some((observed, next)) = decided.map_err(|_| ApplyError::Conflict)? else {
+    let decided = match decided {
+        Ok(decided) => decided,
+        Err(Undecided::Changed) => return Err(ApplyError::Conflict),
+        Err(Undecided::Resting(rest)) => return Ok(Done::Well(Some(rest))),
+    };
+    let Some((mut observed, mut next)) = decided else {
         hub.set_refusal(key, None);
         hub.pace.forget(key);
         return Ok(Done::Well(None));
@@ -71,6 +79,15 @@ async fn turn(hub: &Hub, key: &Key) -> Result<Done, ApplyError> {
     if let Some(wait) = held_back(hub, key, &observed, &next) {
         let after = next.requeue_after.map_or(wait, |after| after.min(wait));
         return Ok(Done::Well(Some(after)));
+    }
+    let is_news = observed.job.status.as_ref() != Some(&next.status);
+    if (is_news && next.status.waiting.is_some() || next.is_told_in_passing)
+        && hub.pace.may_explain()
+    {
+        match admission::look_closely(hub, key) {
+            Some(closely) if closely.1.ask == next.ask => (observed, next) = closely,
+            _ => {}
+        }
     }
     write_status(hub, &observed.job, &next.status).await?;
     for action in &next.actions {

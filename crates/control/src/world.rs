@@ -1,51 +1,55 @@
-//! What the controllers know of the cluster: one mirror a kind, what is used of each node, who waits for room, and who must be woken by a
-//! change.
+//! What the controllers know of the cluster: one mirror a kind, what is used of each node, who wants room and who has some, and who must be
+//! woken by a change.
 //!
 //! Synchronous and without a client, so that it can be asked under a lock and tested without a server. Everything that is derived from the
 //! mirrors is kept up change by change: no change costs a walk over all pods, and only a changed node or dataset one over all jobs.
 
+mod holding;
+mod kinds;
 mod ledger;
-mod line;
+mod rooms;
+mod serving;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{self as core, Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::watcher::Event;
-use serde::de::DeserializeOwned;
-use stoke_api::trainjob::Attempt;
-use stoke_api::{Dataset, TrainJob};
-use stoke_sched::{Snapshot, fitting};
+use stoke_api::{Dataset, Queue, TrainJob};
 
-use self::ledger::{Ledger, Promise, Share};
-pub use self::line::Shortage;
-use self::line::{Line, Place};
+pub use self::holding::{first, joined, plan_of};
+use self::holding::{holds, lease, lease_of, live_attempt, promise_of};
+pub use self::kinds::Kind;
+use self::ledger::{Ledger, Used};
+use self::rooms::Rooms;
+pub use self::rooms::{Ask, Demand, Grant, Room, id_of};
+pub use self::serving::{Changed, needs_nodes};
 use crate::cluster::{self, Claim};
-use crate::mirror::{Change, Key, Mirror, Mirrored};
+use crate::config::Config;
+use crate::mirror::{Change, Key, Mirror, Mirrored as _};
 use crate::seen;
-use crate::trainjob::pod;
-use crate::trainjob::rendezvous::port_count;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct World {
+    config: Config,
     pub jobs: Mirror<TrainJob>,
     pub pods: Mirror<seen::Pod>,
     pub nodes: Mirror<Node>,
     pub datasets: Mirror<Dataset>,
+    pub queues: Mirror<Queue>,
     claims: Mirror<PersistentVolumeClaim>,
     volumes: Mirror<PersistentVolume>,
     ledger: Ledger,
-    line: Line,
+    rooms: Rooms,
     /// The pods that carry each job's label, by name; job and pods share a namespace.
     workers: HashMap<Key, BTreeSet<Box<str>>>,
     /// Pods without a node.
     unbound: BTreeSet<Key>,
     addresses: Arc<BTreeMap<String, String>>,
-    /// The ports that each job's latest attempt has. Empty where pods have a network of their own.
+    /// The ports that each job's latest attempt has, or its next will. Empty where pods have a network of their own.
     leased: BTreeMap<Key, RangeInclusive<u16>>,
 }
 
@@ -64,146 +68,42 @@ pub struct Wakes {
     pub jobs_later: Vec<Key>,
     /// Pods without a node.
     pub pods: Vec<Key>,
-    /// Someone who waits for room may get it now.
+    /// Queues that were changed, by name.
+    pub queues: Vec<String>,
+    /// Queues of which a job has changed; those above them included.
+    pub queues_soon: Vec<String>,
+    /// The scheduler may decide something new.
     pub room: bool,
 }
 
-/// A kind that is mirrored.
-pub trait Kind:
-    kube::Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static
-{
-    /// What is kept of it.
-    type Seen: Mirrored + fmt::Debug;
-
-    fn see(self) -> Self::Seen;
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self::Seen>;
-
-    /// Takes note of a change in the mirror, and says who is concerned.
-    fn changed(world: &mut World, change: &Change<Self::Seen>) -> Wakes;
-}
-
-impl Kind for TrainJob {
-    type Seen = Self;
-
-    /// Our own copy of what kubectl has sent is the spec once more.
-    fn see(mut self) -> Self {
-        self.metadata.managed_fields = None;
-        if let Some(annotations) = &mut self.metadata.annotations {
-            annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
-        }
-        self
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self> {
-        &mut world.jobs
-    }
-
-    fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
-        world.job_changed(change)
-    }
-}
-
-impl Kind for core::Pod {
-    type Seen = seen::Pod;
-
-    fn see(self) -> seen::Pod {
-        self.into()
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<seen::Pod> {
-        &mut world.pods
-    }
-
-    fn changed(world: &mut World, change: &Change<seen::Pod>) -> Wakes {
-        world.pod_changed(change)
-    }
-}
-
-impl Kind for Node {
-    type Seen = Self;
-
-    /// The list of images alone is larger than all the rest.
-    fn see(mut self) -> Self {
-        self.metadata.managed_fields = None;
-        self.metadata.annotations = None;
-        if let Some(status) = &mut self.status {
-            status.images = None;
-            status.volumes_attached = None;
-            status.volumes_in_use = None;
-            status.node_info = None;
-            status.config = None;
-        }
-        self
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self> {
-        &mut world.nodes
-    }
-
-    fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
-        world.node_changed(change)
-    }
-}
-
-impl Kind for Dataset {
-    type Seen = Self;
-
-    fn see(mut self) -> Self {
-        self.metadata.managed_fields = None;
-        self
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self> {
-        &mut world.datasets
-    }
-
-    fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
-        world.dataset_changed(change)
-    }
-}
-
-impl Kind for PersistentVolumeClaim {
-    type Seen = Self;
-
-    fn see(mut self) -> Self {
-        self.metadata.managed_fields = None;
-        self
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self> {
-        &mut world.claims
-    }
-
-    fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
-        world.claim_changed(change)
-    }
-}
-
-impl Kind for PersistentVolume {
-    type Seen = Self;
-
-    fn see(mut self) -> Self {
-        self.metadata.managed_fields = None;
-        self
-    }
-
-    fn mirror(world: &mut World) -> &mut Mirror<Self> {
-        &mut world.volumes
-    }
-
-    /// What matters of a volume is known when its claim is bound to it, and that is told of the claim.
-    fn changed(_: &mut World, _: &Change<Self>) -> Wakes {
-        Wakes::default()
-    }
-}
-
 impl World {
+    pub fn new(config: Config) -> Self {
+        let mut rooms = Rooms::default();
+        rooms.stir().set_levels(config.topology.iter().cloned());
+        Self {
+            config,
+            jobs: Mirror::default(),
+            pods: Mirror::default(),
+            nodes: Mirror::default(),
+            datasets: Mirror::default(),
+            queues: Mirror::default(),
+            claims: Mirror::default(),
+            volumes: Mirror::default(),
+            ledger: Ledger::default(),
+            rooms,
+            workers: HashMap::new(),
+            unbound: BTreeSet::new(),
+            addresses: Arc::default(),
+            leased: BTreeMap::new(),
+        }
+    }
+
     pub fn is_complete(&self) -> bool {
         self.jobs.is_complete()
             && self.pods.is_complete()
             && self.nodes.is_complete()
             && self.datasets.is_complete()
+            && self.queues.is_complete()
             && self.claims.is_complete()
             && self.volumes.is_complete()
     }
@@ -245,18 +145,16 @@ impl World {
         let generation = |job: &Arc<TrainJob>| job.metadata.generation;
         let edited =
             change.before.as_ref().map(generation) != change.after.as_ref().map(generation);
-        // What was set aside for it in memory alone is now on record, or was decided by a job that is no more what it was.
-        let freed = self.ledger.promise(&key, after.and_then(promise_of));
-        let lease = after.and_then(lease_of);
-        let leased = match lease.clone() {
-            Some(lease) => self.leased.insert(key.clone(), lease),
-            None => self.leased.remove(&key),
-        };
-        let ports = leased.is_some() && leased != lease && self.line.gain_ports();
-        self.line.see(&key, after, edited);
+        let used = self.ledger.promise(&key, after.and_then(promise_of));
+        let room = self.tell_used(used);
+        self.stand(&key, change);
+        self.lease(&key);
+        let queues = [&change.before, &change.after];
+        let queues = queues.into_iter().flatten().filter_map(|job| job.queue());
         let mut wakes = Wakes {
-            room: self.line.gain(&freed) || ports,
+            room: room || self.rooms.is_stirred(),
             forced: edited.then(|| key.clone()),
+            queues_soon: self.with_those_above(queues),
             ..Wakes::default()
         };
         if after.and_then(live_attempt).is_some() {
@@ -267,20 +165,72 @@ impl World {
         wakes
     }
 
+    /// Takes note of the ports that a job has: those that it was given with its room, or else those of its latest attempt.
+    fn lease(&mut self, key: &Key) {
+        let job = self.jobs.get(key);
+        let given = self.rooms.given(key).zip(job);
+        let given = given.and_then(|(grant, job)| {
+            let workers = grant.plan.nodes.len();
+            Some(lease(job, grant.port?, workers))
+        });
+        let lease = given.or_else(|| lease_of(job?));
+        let before = match lease.clone() {
+            Some(lease) => self.leased.insert(key.clone(), lease),
+            None => self.leased.remove(key),
+        };
+        if before.is_some() && before != lease {
+            self.rooms.gain_ports();
+        }
+    }
+
+    /// Tells the scheduler what is used of nodes. True where there is more room than before.
+    fn tell_used(&mut self, used: Vec<Used>) -> bool {
+        let mut freed = false;
+        for Used {
+            node,
+            amount,
+            freed: has_more,
+        } in used
+        {
+            freed |= has_more;
+            let known = self.rooms.scheduler().snapshot().node(&node);
+            let devices = known.and_then(|known| cluster::devices(known, self.ledger.taken(&node)));
+            self.rooms.set_used(&node, amount, devices);
+        }
+        freed
+    }
+
+    /// These queues and all above them, once each.
+    fn with_those_above<'a>(&'a self, queues: impl Iterator<Item = &'a str>) -> Vec<String> {
+        let mut found = BTreeSet::new();
+        for mut name in queues {
+            // Whoever is above itself is met again.
+            while found.insert(name.to_owned()) {
+                let queue = self.queues.get(&Key::new("", name));
+                match queue.and_then(|queue| queue.spec.parent.as_deref()) {
+                    Some(parent) => name = parent,
+                    None => break,
+                }
+            }
+        }
+        found.into_iter().collect()
+    }
+
     fn pod_changed(&mut self, change: &Change<seen::Pod>) -> Wakes {
         let Some(pod) = change.latest() else {
             return Wakes::default();
         };
         let key = pod.key();
         let after = change.after.as_deref();
-        let freed = self.ledger.hold(key.clone(), after.and_then(holds));
+        let used = self.ledger.hold(key.clone(), after.and_then(holds));
         let mut wakes = Wakes {
-            room: self.line.gain(&freed),
+            room: self.tell_used(used),
             ..Wakes::default()
         };
         if let Some(job) = &pod.metadata.job {
             let job = Key::new(&key.namespace, job);
             self.index_worker(&job, &key, after.is_some());
+            self.worker_changed(&job, change);
             if self.decides(&job, change) {
                 wakes.jobs.push(job);
             } else {
@@ -337,16 +287,9 @@ impl World {
         let name = Key::of(&node.metadata).name;
         let address = change.after.as_deref().and_then(cluster::address);
         let after = change.after.as_deref().map(cluster::node);
-        let known = self.ledger.snapshot().node(&name);
+        let known = self.rooms.scheduler().snapshot().node(&name);
         let is_same = match (known, &after) {
-            (Some(known), Some(after)) => {
-                let used = known.used.clone();
-                *known
-                    == stoke_sched::Node {
-                        used,
-                        ..after.clone()
-                    }
-            }
+            (Some(known), Some(after)) => is_same(known, after),
             (None, None) => true,
             _ => false,
         };
@@ -358,14 +301,29 @@ impl World {
             Some(address) => addresses.insert(name.clone(), address.to_owned()),
             None => addresses.remove(&name),
         };
-        match after {
-            Some(after) => self.ledger.put_node(after),
-            None => self.ledger.remove_node(&name),
+        let mut jobs = self.jobs_on(&name);
+        if let Some(after) = after {
+            self.rooms.put_node(stoke_sched::Node {
+                used: self.ledger.used(&name),
+                devices: cluster::devices(&after, self.ledger.taken(&name)),
+                ..after
+            });
+        } else {
+            // Who was given room there, and has nothing on record yet, is given other room.
+            for key in self.rooms.given_on(&name) {
+                self.rooms.want(&key, true);
+                self.lease(&key);
+                jobs.push(key);
+            }
+            self.rooms.remove_node(&name);
+        }
+        for key in &jobs {
+            self.hold(key, None);
         }
         Wakes {
-            room: self.line.start_over(),
-            jobs: self.jobs_on(&name),
-            jobs_later: self.line.waiting().cloned().collect(),
+            room: true,
+            jobs,
+            jobs_later: self.rooms.wanting().cloned().collect(),
             pods: self.unbound.iter().cloned().collect(),
             ..Wakes::default()
         }
@@ -395,25 +353,70 @@ impl World {
                 && job.spec.datasets.iter().any(|mount| mount.name == name)
         };
         let jobs = self.jobs.iter().filter(|(_, job)| names(job));
-        let mut jobs: Vec<Place> = jobs.map(|(key, job)| Place::of(key, job)).collect();
-        jobs.sort();
+        let jobs: Vec<Key> = jobs.map(|(key, _)| key.clone()).collect();
+        self.look_again(&jobs);
         Wakes {
-            jobs_waiting: jobs.into_iter().map(Place::into_key).collect(),
+            room: true,
+            jobs_waiting: jobs,
             ..Wakes::default()
         }
     }
 
-    /// Who waits in its namespace may have waited for it to be bound, or to be another.
+    /// Who wants room in its namespace may have waited for it to be bound, or to be another.
     fn claim_changed(&mut self, change: &Change<PersistentVolumeClaim>) -> Wakes {
         let namespace = change
             .latest()
             .and_then(|claim| claim.metadata.namespace.as_deref());
-        let waiting = self.line.waiting();
-        let jobs = waiting.filter(|key| Some(key.namespace.as_str()) == namespace);
+        let wanting = self.rooms.wanting();
+        let jobs = wanting.filter(|key| Some(key.namespace.as_str()) == namespace);
+        let jobs: Vec<Key> = jobs.cloned().collect();
+        self.look_again(&jobs);
         Wakes {
-            jobs_waiting: jobs.cloned().collect(),
+            room: true,
+            jobs_waiting: jobs,
             ..Wakes::default()
         }
+    }
+
+    /// What these asked for may be out of date.
+    fn look_again(&mut self, jobs: &[Key]) {
+        for key in jobs {
+            if self.rooms.wants(key) {
+                self.rooms.want(key, true);
+                self.lease(key);
+            }
+        }
+    }
+
+    fn queue_changed(&mut self, change: &Change<Queue>) -> Wakes {
+        let Some(queue) = change.latest() else {
+            return Wakes::default();
+        };
+        let spec = |queue: &Option<Arc<Queue>>| queue.as_ref().map(|queue| queue.spec.clone());
+        if spec(&change.before) == spec(&change.after) {
+            return Wakes::default();
+        }
+        let all = self.queues.iter();
+        let all = all.map(|(key, queue)| (key.name.clone(), queue.spec.clone()));
+        self.rooms.stir().set_queues(all.collect::<Vec<_>>());
+        let name = Key::of(&queue.metadata).name;
+        // A parent that comes or goes is told of in all of them.
+        let queues = self.queues.iter().map(|(key, _)| key.name.clone());
+        Wakes {
+            room: true,
+            jobs_later: self.jobs_of_queue(&name),
+            queues: queues.collect(),
+            ..Wakes::default()
+        }
+    }
+
+    /// Those who want room by way of this queue.
+    fn jobs_of_queue(&self, name: &str) -> Vec<Key> {
+        let of_it = |key: &&Key| {
+            let job = self.jobs.get(key);
+            job.is_some_and(|job| job.queue() == Some(name))
+        };
+        self.rooms.wanting().filter(of_it).cloned().collect()
     }
 
     /// A claim, as placement sees it.
@@ -422,15 +425,6 @@ impl World {
         let volume = Claim::volume_name(claim);
         let volume = volume.and_then(|name| self.volumes.get(&Key::new("", name)));
         Some(Claim::of(claim, volume.map(AsRef::as_ref)))
-    }
-
-    /// The cluster as this job may use it: what was set aside for it, and is not on record yet, is free.
-    pub fn snapshot_for(&self, key: &Key) -> Arc<Snapshot> {
-        let on_record = self.jobs.get(key).and_then(|job| live_attempt(job));
-        match on_record {
-            Some(_) => self.ledger.snapshot().clone(),
-            None => self.ledger.snapshot_without(key),
-        }
     }
 
     pub fn addresses(&self) -> Arc<BTreeMap<String, String>> {
@@ -442,119 +436,20 @@ impl World {
         let others = self.leased.iter().filter(|(owner, _)| *owner != key);
         others.map(|(_, ports)| ports.clone()).collect()
     }
-
-    /// Has this job no attempt, and may want to begin one?
-    pub fn wants_room(&self, key: &Key) -> bool {
-        self.jobs
-            .get(key)
-            .is_some_and(|job| !job.is_finished() && live_attempt(job).is_none())
-    }
-
-    /// The first in line who may get room; of those ahead of `key`, if that is given. Some are known to be too large by looking at
-    /// the nodes, with no need to plan: they are turned away here, each at the price of one walk over the nodes.
-    pub fn next_in_line(&mut self, ahead_of: Option<&Key>) -> Option<Next> {
-        let place = match ahead_of {
-            Some(key) => Some(Place::of(key, self.jobs.get(key)?)),
-            None => None,
-        };
-        let next = self.line.first(place.as_ref())?;
-        let Some(gang) = next.gang else {
-            return Some(Next::Serve(next.key));
-        };
-        let missing = gang
-            .workers
-            .saturating_sub(fitting(self.ledger.snapshot(), &gang));
-        if missing == 0 {
-            return Some(Next::Serve(next.key));
-        }
-        let shortage = Shortage::Workers { gang, missing };
-        self.line.turn_away(&next.key, Some(shortage));
-        Some(Next::TurnedAway)
-    }
-
-    /// Takes note that there is no room for this job as things are, or that it wants none.
-    pub fn turn_away(&mut self, key: &Key, shortage: Option<Shortage>) -> Wakes {
-        let freed = if self.wants_room(key) {
-            self.ledger.promise(key, None)
-        } else {
-            // What is promised to it is its attempt's.
-            Vec::new()
-        };
-        self.line.turn_away(key, shortage);
-        Wakes {
-            room: self.line.gain(&freed),
-            ..Wakes::default()
-        }
-    }
-
-    /// Sets room aside for an attempt that is about to be put on record: until the job changes nobody else is given it. None where the job
-    /// is not what it was when that was decided.
-    pub fn set_aside(&mut self, decided_by: &Arc<TrainJob>, attempt: &Attempt) -> Option<Wakes> {
-        let key = Key::of(&decided_by.metadata);
-        let job = self.jobs.get(&key)?;
-        if !Arc::ptr_eq(job, decided_by) {
-            return None;
-        }
-        let promise = promise(decided_by, attempt);
-        let freed = self.ledger.promise(&key, Some(promise));
-        self.line.serve(&key);
-        Some(Wakes {
-            room: self.line.gain(&freed),
-            ..Wakes::default()
-        })
-    }
 }
 
-/// What became of the first in line.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Next {
-    Serve(Key),
-    TurnedAway,
+/// The same, whatever is used of it.
+fn is_same(known: &stoke_sched::Node, after: &stoke_sched::Node) -> bool {
+    let as_used = stoke_sched::Node {
+        used: known.used.clone(),
+        devices: known.devices.clone(),
+        ..after.clone()
+    };
+    *known == as_used
+        && known.devices.as_ref().map(Vec::len) == after.devices.as_ref().map(Vec::len)
 }
 
 /// The job whose pod of this name is not there yet: `<job>-<attempt>-<rank>`.
 fn promised_to(pod: &str) -> Option<&str> {
     pod.rsplitn(3, '-').nth(2)
-}
-
-fn holds(pod: &seen::Pod) -> Option<Share> {
-    let node = pod.node().filter(|_| !pod.is_finished())?;
-    Some(Share {
-        node: node.to_owned(),
-        amount: pod.spec.requests.clone(),
-    })
-}
-
-fn live_attempt(job: &TrainJob) -> Option<&Attempt> {
-    let attempt = job.status.as_ref()?.current_attempt()?;
-    attempt.outcome.is_none().then_some(attempt)
-}
-
-/// What a job was given whose pods may not be there yet. Until all of a gang run, the room of one that has ended is kept too, for should
-/// its pod vanish it is created again.
-fn promise_of(job: &TrainJob) -> Option<Promise> {
-    let attempt = live_attempt(job).filter(|attempt| attempt.running_at.is_none())?;
-    // One that is being deleted makes no more pods.
-    let goes = job.metadata.deletion_timestamp.is_some();
-    (!goes).then(|| promise(job, attempt))
-}
-
-fn promise(job: &TrainJob, attempt: &Attempt) -> Promise {
-    Promise {
-        attempt: attempt.number,
-        nodes: attempt.nodes.clone(),
-        each: pod::promised(job, attempt),
-    }
-}
-
-/// Kept until the job's next attempt or its end: what stops may still hold it.
-fn lease_of(job: &TrainJob) -> Option<RangeInclusive<u16>> {
-    let status = job
-        .status
-        .as_ref()
-        .filter(|status| !status.phase.is_final())?;
-    let attempt = status.current_attempt()?;
-    let first = attempt.port?;
-    let count = port_count(job.spec.framework, attempt.nodes.len() as u32).max(1);
-    Some(first..=first.saturating_add(count - 1))
 }

@@ -376,13 +376,13 @@ async fn what_goes_wrong_is_told_in_an_event() {
 async fn those_who_wait_are_served_in_their_order() {
     let engine = Engine::start(2).await;
     let spec = |priority: &str| json!({"command": ["train"], "gpus": 2, "cpus": 1, "memory": {"limit": "1Gi"}, "priority": priority});
-    engine.submit("holder", spec("experiment")).await;
+    engine.submit("holder", spec("standard")).await;
     engine.pod_goes("holder-1-0", "Running", None).await;
     engine.phase("holder", Phase::Running).await;
     for (name, priority) in [
-        ("first", "standard"),
-        ("second", "standard"),
-        ("urgent", "production"),
+        ("first", "experiment"),
+        ("second", "experiment"),
+        ("urgent", "standard"),
     ] {
         engine.submit(name, spec(priority)).await;
         engine.reason(name, "InsufficientCapacity").await;

@@ -1,7 +1,7 @@
 //! The GPUs of this machine: which there are, what they are doing, and how a process is shown its own.
 //!
-//! Whole GPUs only, each with one holder at a time (the [ledger](crate::ledger) sees to that). A machine without NVIDIA's
-//! library simply has none. Invariant: a simulated GPU is never shown without the word "simulated".
+//! Each has one holder at a time, or several that asked for a part of one (the [ledger](crate::ledger) sees to that). A machine
+//! without NVIDIA's library simply has none. Invariant: a simulated GPU is never shown without the word "simulated".
 
 mod nvml;
 

@@ -11,6 +11,7 @@
 pub mod agent;
 mod causes;
 pub mod cgroup;
+mod checkpoint;
 mod events;
 mod gpu;
 mod ledger;

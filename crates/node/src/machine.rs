@@ -5,7 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::resources::{Amounts, CPU, EPHEMERAL_STORAGE, GPU, MEMORY, PODS};
+use crate::gpu::Gpu;
+use crate::resources::{Amounts, CPU, EPHEMERAL_STORAGE, GPU, GPU_MILLI, MEMORY, PODS};
 
 /// Kept free for the rest of the machine: a twentieth of the memory, within these bounds.
 const RESERVE_MIN_BYTES: u64 = 100 << 20;
@@ -72,21 +73,26 @@ impl Machine {
     }
 
     /// All there is.
-    pub(crate) fn capacity(&self, gpus: usize, pods_max: u32) -> Amounts {
+    pub(crate) fn capacity(&self, gpus: &[Gpu], pods_max: u32) -> Amounts {
         let mut amounts = Amounts::from([
             (CPU.to_owned(), self.cpu_millis),
             (MEMORY.to_owned(), self.memory_bytes),
             (EPHEMERAL_STORAGE.to_owned(), self.disk_bytes),
             (PODS.to_owned(), u64::from(pods_max)),
         ]);
-        if gpus > 0 {
-            amounts.insert(GPU.to_owned(), gpus as u64);
+        if !gpus.is_empty() {
+            amounts.insert(GPU.to_owned(), gpus.len() as u64);
+        }
+        // Who places pods on devices counts them from 0. Where one did not answer, the numbers have a gap and the choice stays here.
+        let counted = (0..).zip(gpus).all(|(index, gpu)| gpu.index == index);
+        if counted && !gpus.is_empty() {
+            amounts.insert(GPU_MILLI.to_owned(), gpus.len() as u64 * 1000);
         }
         amounts
     }
 
     /// What pods may have of it: some memory and a tenth of the disk are for the machine itself.
-    pub(crate) fn allocatable(&self, gpus: usize, pods_max: u32) -> Amounts {
+    pub(crate) fn allocatable(&self, gpus: &[Gpu], pods_max: u32) -> Amounts {
         let mut amounts = self.capacity(gpus, pods_max);
         let reserve = (self.memory_bytes / 20).clamp(RESERVE_MIN_BYTES, RESERVE_MAX_BYTES);
         let memory = self.memory_bytes.saturating_sub(reserve);
@@ -182,6 +188,7 @@ fn node_name(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::simulated;
 
     #[test]
     fn reads_the_kernels_tables() {
@@ -216,13 +223,19 @@ mod tests {
             cpu_millis: 8000,
             ..Machine::default()
         };
-        let allocatable = machine.allocatable(2, 110);
+        let allocatable = machine.allocatable(&simulated(0, 2), 110);
         assert_eq!(allocatable[MEMORY], 15564 << 20);
         assert_eq!(allocatable[EPHEMERAL_STORAGE], 900 << 20);
         assert_eq!(allocatable[GPU], 2);
+        assert_eq!(allocatable[GPU_MILLI], 2000);
+        let gap = machine.capacity(&simulated(1, 2), 110);
+        assert!(
+            gap[GPU] == 2 && !gap.contains_key(GPU_MILLI),
+            "nobody else can tell which is which"
+        );
         assert_eq!(allocatable[CPU], 8000);
         assert!(
-            !machine.capacity(0, 110).contains_key(GPU),
+            !machine.capacity(&[], 110).contains_key(GPU),
             "no GPUs, no resource"
         );
     }

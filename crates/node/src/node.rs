@@ -213,7 +213,7 @@ fn recover(shared: &Shared) -> Result<Found, NodeError> {
         {
             let held = resources::requests(&resources::as_granted(pod, &record.granted))
                 .unwrap_or_default();
-            shared.ledger().restore(&uid, held, record.gpus.clone());
+            shared.ledger().restore(&uid, held, &record.gpus);
         }
         found.insert(uid, Arc::new(pod.unwrap_or_default()));
     }

@@ -61,8 +61,8 @@ impl Registration {
         Self {
             name: options.name.clone(),
             address: options.address.to_string(),
-            capacity: machine.capacity(gpus.len(), options.pods_max),
-            allocatable: machine.allocatable(gpus.len(), options.pods_max),
+            capacity: machine.capacity(&gpus, options.pods_max),
+            allocatable: machine.allocatable(&gpus, options.pods_max),
             machine,
             gpus,
             cgroups,
@@ -413,8 +413,8 @@ mod tests {
         Registration {
             name: "box".to_owned(),
             address: "127.0.0.1".to_owned(),
-            capacity: machine.capacity(2, 110),
-            allocatable: machine.allocatable(2, 110),
+            capacity: machine.capacity(&gpus, 110),
+            allocatable: machine.allocatable(&gpus, 110),
             machine,
             gpus,
             cgroups,

@@ -14,7 +14,7 @@ pub const CPU: &str = "cpu";
 pub const MEMORY: &str = "memory";
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 pub const PODS: &str = "pods";
-pub use stoke_api::names::GPU_RESOURCE as GPU;
+pub use stoke_api::names::{GPU_MILLI_RESOURCE as GPU_MILLI, GPU_RESOURCE as GPU};
 
 /// Amounts by resource name: `cpu` in millicores, everything else in whole units.
 pub type Amounts = BTreeMap<String, u64>;

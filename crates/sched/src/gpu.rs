@@ -1,12 +1,19 @@
-//! Is this GPU one of the type that was asked for?
+//! The GPUs of a node: is one of the type that was asked for, and what is given out as one?
 //!
 //! People write `a100-80g`; nodes are labelled `NVIDIA-A100-SXM4-80GB`. Both are read as words, and every word that was
 //! asked for must be there.
 
+mod parts;
+
 use stoke_api::Bytes;
 
+pub use self::parts::Parts;
+pub(crate) use self::parts::{
+    MIG_PREFIX, SHARED_RESOURCE, gives_parts, milli_of_replica, milli_of_slice, units,
+};
+
 /// The GPUs of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GpuModel {
     /// As NVIDIA's feature discovery names it.
     pub product: String,
@@ -14,8 +21,24 @@ pub struct GpuModel {
     pub memory: Option<Bytes>,
     /// Made up, to try things out.
     pub simulated: bool,
-    /// What the node counts as GPUs are parts of them: MIG slices, or turns in time.
-    pub parted: bool,
+    /// What the node counts as its GPUs.
+    pub parts: Parts,
+}
+
+impl GpuModel {
+    /// Memory of one whole GPU: as it is measured, or as its name says.
+    fn whole_memory(&self) -> Option<Bytes> {
+        // Of MIG slices that are counted as GPUs the slice is measured, and the name tells of both.
+        let measured = self
+            .memory
+            .filter(|_| !matches!(self.parts, Parts::Mig { .. }));
+        let named = || {
+            let words = words(&self.product);
+            let sizes = words.iter().filter_map(|word| gigabytes(word));
+            sizes.max().map(Bytes::gib)
+        };
+        measured.or_else(named)
+    }
 }
 
 /// True where `gpu` is of the type `asked`.

@@ -10,12 +10,21 @@ mod explain;
 mod gang;
 mod gpu;
 mod place;
+mod queues;
+pub mod replay;
 mod resources;
+mod scheduler;
 mod snapshot;
+pub mod value;
 
 pub use explain::{Explanation, Help, NoRoom, Obstacle};
-pub use gang::{Gang, Operator, Requirement, Subject, Term, Toleration};
-pub use gpu::{GpuModel, is_of_type};
-pub use place::{Plan, candidates, fitting, place};
+pub use gang::{Gang, HOSTNAME, Operator, Requirement, Subject, Term, Toleration, Topology};
+pub use gpu::{GpuModel, Parts, is_of_type};
+pub use place::{Appraiser, Plan, candidates, find, fitting, place};
+pub use queues::{History, Limit, Past, QueueFault, QuotaShortage, Standing};
 pub use resources::{Other, Protocol, Resources};
+pub use scheduler::{
+    Change, Claim, Constraint, Decision, Estimate, Job, JobId, Policy, Remedy, Running, Scheduler,
+    Wait,
+};
 pub use snapshot::{Effect, Node, Snapshot, Taint};

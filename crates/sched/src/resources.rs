@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stoke_api::{Bytes, CpuMilli};
 
 /// An amount of everything that is counted.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resources {
     pub cpu: CpuMilli,
     pub memory: Bytes,
@@ -20,7 +20,7 @@ pub struct Resources {
 }
 
 /// A resource that most pods do not ask for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Other {
     /// `hugepages-2Mi` in bytes, `rdma/hca` and `vpc.amazonaws.com/efa` in pieces.
     Named(Arc<str>),
@@ -28,7 +28,7 @@ pub enum Other {
     Port { protocol: Protocol, port: u16 },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     Tcp,
     Udp,
@@ -102,10 +102,25 @@ impl Resources {
         self.storage.0 = self.storage.0.saturating_add(more.storage.0);
         self.gpus = self.gpus.saturating_add(more.gpus);
         self.pods = self.pods.saturating_add(more.pods);
-        for (other, more) in &more.others {
+        for (other, more) in more.others.iter().filter(|(_, more)| **more > 0) {
             let sum = self.others.entry(other.clone()).or_insert(0);
             *sum = sum.saturating_add(*more);
         }
+    }
+
+    /// Takes away what was added; nothing where more is taken than there is.
+    pub(crate) fn sub(&mut self, less: &Self) {
+        self.cpu.0 = self.cpu.0.saturating_sub(less.cpu.0);
+        self.memory.0 = self.memory.0.saturating_sub(less.memory.0);
+        self.storage.0 = self.storage.0.saturating_sub(less.storage.0);
+        self.gpus = self.gpus.saturating_sub(less.gpus);
+        self.pods = self.pods.saturating_sub(less.pods);
+        for (other, less) in &less.others {
+            if let Some(own) = self.others.get_mut(other) {
+                *own = own.saturating_sub(*less);
+            }
+        }
+        self.others.retain(|_, amount| *amount > 0);
     }
 
     /// The larger of each.
@@ -127,22 +142,28 @@ impl Resources {
 /// What a worker asks for, for people: `2 GPUs, 4 CPUs and 64 GiB of memory`. Disk and the rest are told where they are missing.
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = |one: bool| if one { "" } else { "s" };
-        let mut parts = Vec::new();
-        if self.gpus > 0 {
-            parts.push(format!("{} GPU{}", self.gpus, plural(self.gpus == 1)));
-        }
+        let plural = if self.gpus == 1 { "" } else { "s" };
+        let gpus = (self.gpus > 0).then(|| format!("{} GPU{plural}", self.gpus));
+        f.write_str(&self.told(gpus))
+    }
+}
+
+impl Resources {
+    /// The same, with these words about GPUs.
+    pub(crate) fn told(&self, gpus: Option<String>) -> String {
+        let mut parts: Vec<String> = gpus.into_iter().collect();
         if self.cpu > CpuMilli(0) {
             let cpus = self.cpu.0 as f64 / 1000.0;
-            parts.push(format!("{cpus} CPU{}", plural(self.cpu.0 == 1000)));
+            let plural = if self.cpu.0 == 1000 { "" } else { "s" };
+            parts.push(format!("{cpus} CPU{plural}"));
         }
         if self.memory > Bytes(0) {
             parts.push(format!("{} of memory", self.memory.human()));
         }
         match parts.as_slice() {
-            [] => f.write_str("nothing in particular"),
-            [one] => f.write_str(one),
-            [most @ .., last] => write!(f, "{} and {last}", most.join(", ")),
+            [] => "nothing in particular".to_owned(),
+            [one] => one.clone(),
+            [most @ .., last] => format!("{} and {last}", most.join(", ")),
         }
     }
 }

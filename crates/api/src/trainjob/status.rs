@@ -27,6 +27,12 @@ pub struct TrainJobStatus {
     pub attempt: u32,
     /// Failed attempts that count against `retries`.
     pub failures: u32,
+    /// Where it stands in line, while it waits for room or quota.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// When the newest checkpoint of any attempt was written, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<Time>,
     /// When the next attempt may start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
@@ -67,6 +73,21 @@ impl TrainJobStatus {
         let excess = self.attempts.len().saturating_sub(ATTEMPTS_KEPT);
         self.attempts.drain(..excess);
     }
+}
+
+/// Where a job stood in line when that was last written. It is written with the reason and not for itself, for the line moves with every
+/// job that ends; `stoke explain` works it out anew.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Waiting {
+    /// Its place in the line of its queue, from 1.
+    pub position: u32,
+    /// When it starts, as far as the jobs before it are known to end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimated_start: Option<Time>,
+    /// When that was so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<Time>,
 }
 
 /// What a job is doing, for people.
@@ -116,6 +137,12 @@ pub struct Attempt {
     /// The node of each worker, by rank.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// The GPUs of each worker on its node, by rank, as indices separated by commas. Absent where the node itself picks them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+    /// What each worker asks its node for in place of whole GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_resource: Option<GpuResource>,
     /// The first of the ports leased for its rendezvous, where workers share a network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
@@ -134,6 +161,9 @@ pub struct Attempt {
     /// Nodes on which workers did not start. The next attempts go elsewhere for a while, where they can.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
+    /// Its room was asked for by another job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preemption: Option<Preemption>,
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
@@ -147,6 +177,30 @@ impl Attempt {
     pub fn has_succeeded(&self, rank: usize) -> bool {
         self.succeeded.iter().any(|known| *known as usize == rank)
     }
+}
+
+/// A resource that stands for a part of a GPU.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+pub struct GpuResource {
+    /// `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared` or, on one machine, `stokehold.dev/gpu-milli`.
+    pub name: String,
+    pub count: u32,
+}
+
+/// An attempt that gives its room to another job.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Preemption {
+    /// The job that gets the room: `namespace/name`.
+    pub by: String,
+    /// Why it goes before this one, as a sentence.
+    pub why: String,
+    /// When the workers were asked to write a checkpoint and end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Time>,
+    /// When they are stopped, checkpoint or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
 }
 
 /// The memory of a worker and why it is that much.
@@ -168,6 +222,10 @@ pub enum Outcome {
     Interrupted,
     /// Stopped by `suspend`; does not count.
     Suspended,
+    /// Gave its room to another job; does not count, and its place in line is kept.
+    Preempted,
+    /// Stopped to go on with more or fewer workers; does not count.
+    Resized,
 }
 
 /// The end of the worker that ended the attempt.

@@ -58,6 +58,15 @@ pub struct Args {
     /// How long a gang may take to start before it is placed anew, elsewhere where it can
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
     start_deadline: Duration,
+    /// A level of the network, as the key of a node label; say it once for each level, the outermost first. One node is the innermost
+    #[arg(long = "topology-label", value_name = "KEY", value_parser = label_key)]
+    topology_labels: Vec<String>,
+    /// Make pods for gangs that no node has room for, so that Karpenter or Cluster Autoscaler brings nodes for them
+    #[arg(long)]
+    autoscaling: bool,
+    /// How long such a gang waits for its nodes, until its pods are removed and it is tried again later
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time, requires = "autoscaling")]
+    autoscaling_deadline: Duration,
     /// Namespace of the Lease [default: the operator's own, outside a pod stokehold-system]
     #[arg(
         long,
@@ -104,6 +113,15 @@ fn time(text: &str) -> Result<Duration, String> {
         "s" => Ok(Duration::from_secs(number)),
         "m" => Ok(Duration::from_secs(number * 60)),
         _ => Err("a unit is missing or unknown: ms, s or m, as in 15s".to_owned()),
+    }
+}
+
+/// The key of a label: `example.com/rack`.
+pub fn label_key(text: &str) -> Result<String, String> {
+    if stoke_api::rules::is_label_key(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("the key of a node label, such as topology.kubernetes.io/zone".to_owned())
     }
 }
 
@@ -173,6 +191,8 @@ async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
         image: args.image,
         network_policies: args.network_policy,
         start_deadline: args.start_deadline,
+        topology: args.topology_labels,
+        autoscaling: args.autoscaling.then_some(args.autoscaling_deadline),
         ..Config::cluster()
     };
     let led = stoke_control::lead(client, lease, control, vitals, shutdown).await;

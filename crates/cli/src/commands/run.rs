@@ -99,7 +99,7 @@ pub struct JobArgs {
     /// Workers, all or none of which run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     workers: Option<u32>,
-    /// GPUs of each worker
+    /// GPUs of each worker: 8, a part of one (0.5), or a MIG profile (1g.10gb)
     #[arg(long, value_name = "N")]
     gpus: Option<GpuRequest>,
     /// GPU models it may run on, with commas

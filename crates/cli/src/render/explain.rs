@@ -1,6 +1,7 @@
 //! `stoke explain JOB`: why a job is where it is, told as a short story, and what would help.
 //!
-//! Everything said here stands in the job's status, its pods or its events; this only puts it into words.
+//! Everything said here stands in the job's status, its pods or its events, or is what the scheduler says of a job that waits; this only
+//! puts it into words.
 
 use std::fmt::Write as _;
 
@@ -8,8 +9,10 @@ use jiff::Timestamp;
 use stoke_api::condition::{self, ConditionType};
 use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
 use stoke_api::{Bytes, TrainJobStatus};
+use stoke_sched::Wait;
 
 use super::describe::ran;
+use super::outlook;
 use super::{count, ending, exit, nodes, top};
 use crate::clock;
 use crate::jobs::{self, JobView};
@@ -18,10 +21,18 @@ use crate::terminal::{BOLD, DIM, mood, paint};
 /// Memory this near to the limit is worth a word.
 const NEAR_LIMIT: f64 = 0.9;
 
-pub fn job(view: &JobView, now: Timestamp) -> String {
+/// `wait`: why it waits, as the scheduler finds now; absent where it does not, or where nobody could be asked.
+pub fn job(view: &JobView, wait: Option<&Wait>, now: Timestamp) -> String {
     let none = TrainJobStatus::default();
     let status = view.job.status.as_ref().unwrap_or(&none);
-    let mut text = headline(view, status, now);
+    let wait = wait.filter(|_| status.phase == Phase::Queued);
+    let mut text = headline(view, status, wait, now);
+    for line in wait
+        .map(|wait| outlook::standing(wait, now))
+        .unwrap_or_default()
+    {
+        let _ = writeln!(text, "{line}");
+    }
     let story = story(view, status, now);
     if !story.is_empty() {
         let _ = writeln!(text, "\n{}", paint(BOLD, "What happened"));
@@ -30,7 +41,7 @@ pub fn job(view: &JobView, now: Timestamp) -> String {
             let _ = writeln!(text, "  {} {line}", paint(DIM, format!("{when:>10}")));
         }
     }
-    let advice = advice(view, status, now);
+    let advice = advice(view, status, wait, now);
     if !advice.is_empty() {
         let _ = writeln!(text, "\n{}", paint(BOLD, "What would help"));
         for line in advice {
@@ -40,7 +51,12 @@ pub fn job(view: &JobView, now: Timestamp) -> String {
     text
 }
 
-fn headline(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> String {
+fn headline(
+    view: &JobView,
+    status: &TrainJobStatus,
+    wait: Option<&Wait>,
+    now: Timestamp,
+) -> String {
     let phase = format!("{:?}", status.phase);
     let since = status
         .phase_since
@@ -70,8 +86,11 @@ fn headline(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> String {
             "Nobody has looked at it yet; that takes a second or two while the engine or the operator runs.\n",
         );
     }
-    let why = [status.reason.as_str(), status.message.as_str()];
-    let why: Vec<&str> = why.into_iter().filter(|part| !part.is_empty()).collect();
+    let why = match wait {
+        Some(wait) => [wait.reason().to_string(), wait.constraint.to_string()],
+        None => [status.reason.clone(), status.message.clone()],
+    };
+    let why: Vec<String> = why.into_iter().filter(|part| !part.is_empty()).collect();
     if !why.is_empty() {
         let _ = writeln!(text, "{}", why.join(": "));
     }
@@ -139,8 +158,13 @@ fn attempt_story(
         Outcome::Failed => "failed",
         Outcome::Interrupted => "was interrupted, which counts as no failure",
         Outcome::Suspended => "was suspended",
+        Outcome::Preempted => "gave its room to another job, which counts as no failure,",
+        Outcome::Resized => "was stopped to go on with another number of workers",
     };
     let mut ended = format!("attempt {number} {how} after {}", ran(attempt, now));
+    if let Some(preemption) = &attempt.preemption {
+        let _ = write!(ended, ": {} got it; {}", preemption.by, preemption.why);
+    }
     if let Some(end) = &attempt.exit {
         let ending = if told.contains(&ending(end)) {
             exit(end)
@@ -153,14 +177,29 @@ fn attempt_story(
     lines
 }
 
-fn advice(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> Vec<String> {
+fn advice(
+    view: &JobView,
+    status: &TrainJobStatus,
+    wait: Option<&Wait>,
+    now: Timestamp,
+) -> Vec<String> {
     let name = view.job.name();
     let last = status.attempts.last();
     let mut advice = match status.phase {
         Phase::Complete | Phase::Running => Vec::new(),
         Phase::Suspended => vec![format!("to let it go on: stoke resume {name}")],
         Phase::Failed => after_failure(name, status, last),
-        Phase::Queued | Phase::Restarting | Phase::Starting => waiting(name, status, now),
+        Phase::Queued | Phase::Restarting | Phase::Starting => {
+            let reason = wait.map(|wait| wait.reason().to_string());
+            let remedies = wait.map(outlook::remedies).unwrap_or_default();
+            let general = waiting(
+                name,
+                status,
+                reason.as_deref().unwrap_or(&status.reason),
+                now,
+            );
+            remedies.into_iter().chain(general).collect()
+        }
     };
     if !status.phase.is_final() {
         advice.extend(memory_at_risk(view, status));
@@ -168,14 +207,31 @@ fn advice(view: &JobView, status: &TrainJobStatus, now: Timestamp) -> Vec<String
     advice
 }
 
-fn waiting(name: &str, status: &TrainJobStatus, now: Timestamp) -> Vec<String> {
+fn waiting(name: &str, status: &TrainJobStatus, reason: &str, now: Timestamp) -> Vec<String> {
     let text = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
-    match status.reason.as_str() {
-        "InsufficientCapacity" | "WaitingForQuota" => text(&[
+    match reason {
+        "InsufficientCapacity" => text(&[
             "it starts by itself when there is room; who has it now: stoke top",
             "make room: stoke suspend OTHER, or stoke delete OTHER",
             "or ask for less: fewer workers, gpus, cpus or memory",
         ]),
+        "WaitingForQuota" => text(&[
+            "it starts by itself when its queue has GPUs to spare; what each queue uses: stoke queue",
+            "or ask for fewer GPUs, or for another queue",
+        ]),
+        "WaitingForTurn" => text(&[
+            "it starts by itself when its turn has come; who is before it: stoke queue, stoke get",
+            "a job that is known to end in time may go before: set maxDuration",
+        ]),
+        "WaitingForPreemption" => {
+            text(&["others write a checkpoint and make room; it starts by itself"])
+        }
+        "WaitingForNodes" => text(&[
+            "it starts by itself when the autoscaler has added nodes; its pods tell what it says: stoke describe JOB",
+        ]),
+        "QueueNotFound" | "QueueUnusable" => {
+            text(&["what queues there are, and what is wrong with them: stoke queue"])
+        }
         "NoMatchingNodes" => text(&[
             "no node is large enough or has such GPUs, so waiting will not help; what there is: stoke get nodes -o wide",
             "ask for less, or for other gpuTypes",
@@ -307,9 +363,10 @@ fn memory_at_risk(view: &JobView, status: &TrainJobStatus) -> Vec<String> {
 mod tests {
     use crate::render::fixtures;
     use serde_json::json;
+    use stoke_sched::Wait;
 
     fn told(job: stoke_api::TrainJob) -> String {
-        let text = super::job(&fixtures::view(job), fixtures::now());
+        let text = super::job(&fixtures::view(job), None, fixtures::now());
         anstream::adapter::strip_str(&text).to_string()
     }
 
@@ -379,11 +436,52 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_made_room_for_another() {
+        let job = fixtures::job(json!({
+            "phase": "Queued", "phaseSince": "2026-11-15T11:58:00Z", "reason": "InsufficientCapacity", "message": "no room", "attempt": 1,
+            "attempts": [{"number": 1, "placedAt": "2026-11-15T11:50:01Z", "runningAt": "2026-11-15T11:50:05Z", "finishedAt": "2026-11-15T11:57:05Z",
+                "nodes": ["node-a", "node-a"], "outcome": "Preempted",
+                "preemption": {"by": "prod/release", "why": "it is more important"}}],
+        }));
+        let wait = Wait {
+            job: stoke_sched::JobId::new("default/resnet50"),
+            queue: Some("vision".to_owned()),
+            ahead: 1,
+            constraint: stoke_sched::Constraint::RoomKept {
+                for_job: stoke_sched::JobId::new("default/big"),
+            },
+            helps: vec![stoke_sched::Remedy::FewerWorkers { workers: 1 }],
+            start: None,
+        };
+        let text = super::job(&fixtures::view(job), Some(&wait), fixtures::now());
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @"
+        resnet50 waits in the queue, for 2m now.
+        WaitingForTurn: there is room, but it is kept for default/big, which goes first
+        1 job is before it in queue vision
+
+        What happened
+             10m ago submitted: torch, 2 workers with 4 GPUs each, 8 processes in all
+           9m59s ago attempt 1 placed on node-a
+           2m55s ago attempt 1 gave its room to another job, which counts as no failure, after 7m: prod/release got it; it is more important
+
+        What would help
+          - it would start now with 1 worker
+          - it starts by itself when its turn has come; who is before it: stoke queue, stoke get
+          - a job that is known to end in time may go before: set maxDuration
+        ");
+    }
+
+    #[test]
     fn every_waiting_reason_has_advice() {
         for reason in [
             "InsufficientCapacity",
             "NoMatchingNodes",
             "WaitingForQuota",
+            "WaitingForTurn",
+            "WaitingForPreemption",
+            "WaitingForNodes",
+            "QueueNotFound",
+            "QueueUnusable",
             "WaitingForDataset",
             "BackingOff",
             "Misconfigured",

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use stoke_api::names::{GPU_RESOURCE, GPU_SIMULATED_LABEL, USAGE_ANNOTATION};
-use stoke_api::{Bytes, CpuMilli, TrainJob};
+use stoke_api::names::{GPU_MILLI_RESOURCE, GPU_RESOURCE, GPU_SIMULATED_LABEL, USAGE_ANNOTATION};
+use stoke_api::{Bytes, CpuMilli, GpuAmount, TrainJob};
 
 use super::table::Grid;
 use crate::clock;
@@ -66,7 +66,7 @@ pub struct NodeRow {
     pub memory: u64,
     pub cpu_used_milli: u64,
     pub cpu_milli: u64,
-    pub gpus_given: u64,
+    pub gpus_given: GpuAmount,
     pub gpus: u64,
     pub are_gpus_simulated: bool,
 }
@@ -80,7 +80,7 @@ pub struct JobRow {
     pub ready: String,
     pub since: String,
     pub workers: Vec<WorkerRow>,
-    pub gpus: u64,
+    pub gpus: GpuAmount,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -171,12 +171,27 @@ fn job_row(job: &TrainJob, pods: &[&Pod], now: Timestamp) -> JobRow {
             .map(|time| clock::ago(time.0, now))
             .unwrap_or_default(),
         workers,
-        gpus: mine.iter().filter_map(|pod| gpus_of(pod)).sum(),
+        gpus: gpus_of(mine.iter().map(|pod| **pod)),
     }
 }
 
-fn gpus_of(pod: &Pod) -> Option<u64> {
-    limit_of::<Bytes>(pod, GPU_RESOURCE).map(|count| count.0)
+/// What pods were given of GPUs, whole ones and parts.
+fn gpus_of<'a>(pods: impl Iterator<Item = &'a Pod>) -> GpuAmount {
+    let limit = |pod, name| limit_of::<Bytes>(pod, name).map_or(0, |count| count.0);
+    let milli = pods.map(|pod| {
+        let whole = limit(pod, GPU_RESOURCE).saturating_mul(1000);
+        whole.saturating_add(limit(pod, GPU_MILLI_RESOURCE))
+    });
+    GpuAmount {
+        milli: milli.fold(0, u64::saturating_add),
+    }
+}
+
+pub fn given_text(gpus: GpuAmount) -> String {
+    match gpus.milli {
+        0 => "-".to_owned(),
+        _ => gpus.to_string(),
+    }
 }
 
 pub fn is_on(pod: &Pod, node: &Node) -> bool {
@@ -203,7 +218,7 @@ fn node_row(node: &Node, pods: &[&Pod]) -> NodeRow {
         memory: amount("memory").unwrap_or_default(),
         cpu_used_milli: here.iter().filter_map(|pod| usage(pod).cpu_milli).sum(),
         cpu_milli: cpu.unwrap_or_default().0,
-        gpus_given: here.iter().filter_map(|pod| gpus_of(pod)).sum(),
+        gpus_given: gpus_of(here.iter().map(|pod| **pod)),
         gpus: amount(GPU_RESOURCE).unwrap_or_default(),
         are_gpus_simulated: node
             .labels()
@@ -282,11 +297,7 @@ pub fn plain(picture: &Picture, with_namespace: bool) -> String {
             memory_text(usage.memory, usage.limit),
             percent.unwrap_or_else(|| "-".to_owned()),
             cpu_text(row.cpu_milli()),
-            if row.gpus == 0 {
-                "-".to_owned()
-            } else {
-                row.gpus.to_string()
-            },
+            given_text(row.gpus),
             row.since.clone(),
         ];
         if with_namespace {

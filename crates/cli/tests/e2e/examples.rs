@@ -71,6 +71,18 @@ fn a_language_model_trains_with_mpi() {
 }
 
 #[test]
+fn a_job_in_a_queue_trains_on_half_a_gpu() {
+    let engine = Engine::start_with(&["--gpus", "1"]);
+    let folder = example("queues");
+    let queues = folder.with_file_name("queues.yaml");
+    let files = [&queues, &folder].map(|path| path.to_str().expect("UTF-8"));
+    let output = engine.try_stoke(&["run", files[0], files[1]]);
+    assert!(output.status.success(), "{}", said(&output));
+    let shown = engine.stoke(&["queue", "research"]);
+    assert!(shown.contains("└─ vision"), "{shown}");
+}
+
+#[test]
 fn a_plain_script_trains() {
     falls(&train("plain", "python3"));
 }

@@ -7,5 +7,6 @@ mod following;
 mod gang;
 mod kubectl;
 mod memory;
+mod scheduling;
 mod support;
 mod worlds;

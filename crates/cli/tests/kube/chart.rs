@@ -307,6 +307,9 @@ fn nobody_is_given_more_than_was_reviewed() {
     get networking.k8s.io/networkpolicies
     list stokehold.dev/datasets
     watch stokehold.dev/datasets
+    list stokehold.dev/queues
+    watch stokehold.dev/queues
+    patch stokehold.dev/queues/status
     delete stokehold.dev/trainjobs
     list stokehold.dev/trainjobs
     watch stokehold.dev/trainjobs

@@ -82,6 +82,17 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
         jobs.wait("wanting", phase);
     }
 
+    // A queue is told how it stands.
+    jobs.apply(&json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "Queue", "metadata": {"name": JOBS}, "spec": {"guaranteed": {"any": 1}},
+    }));
+    eventually("the queue to say that it can be used", || {
+        let queue = testbed.get(&["queue.stokehold.dev", JOBS]);
+        let usable = &queue["status"]["conditions"][0];
+        (usable["type"] == "Usable" && usable["status"] == "True").then_some(())
+    });
+    succeed(&mut testbed.kubectl(&["delete", "queue.stokehold.dev", JOBS]));
+
     jobs.wait("gang", "Complete");
     jobs.wait("steady", "Running");
     eventually("the name to be found taken", || {

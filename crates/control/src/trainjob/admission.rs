@@ -1,104 +1,158 @@
-//! Who is given room: those who wait, in their order.
+//! Who is given room is the scheduler's to decide; here it is told what jobs ask for, and its decisions are handed to them.
 //!
 //! Room is given in memory and put on record afterwards, by the job's own turn: until then it is set aside, and nobody else is given it. So
 //! what is held while deciding is held for microseconds, and many attempts are put on record at once.
 //!
-//! Invariant: a job is not given room while one before it in line may have it.
+//! Invariant: nobody is given room before everyone who wants some was looked at.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
+use stoke_sched::Constraint;
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::observe::{Observed, observe};
 use super::plan::{Plan, plan};
+use crate::config::Config;
 use crate::hub::Hub;
 use crate::mirror::Key;
-use crate::queue::Lane;
-use crate::world::Next;
+use crate::world::{Changed, Room, World};
 
-/// Jobs decided on before others are let in.
+/// Jobs looked at before others are let in.
 const BATCH: usize = 32;
+/// Looks at one job until it is clear what to do. What it asks for may change under its feet, but not for ever.
+const LOOKS_MAX: usize = 4;
+/// How often the scheduler is asked though nothing has happened: waits and shares change with time.
+const TICK: Duration = Duration::from_secs(10);
 
-/// What to do next for a job; where that begins an attempt, its room is set aside, after those ahead of it had theirs. `Err` where the job has
-/// changed meanwhile, `None` where there is no such job.
-pub async fn decide(hub: &Hub, key: &Key) -> Result<Option<(Observed, Plan)>, Changed> {
+/// Why it is not decided yet what to do for a job.
+#[derive(Debug)]
+pub enum Undecided {
+    /// The job has changed meanwhile.
+    Changed,
+    /// The scheduler has yet to look at what it asks for, and rests for so long.
+    Resting(Duration),
+}
+
+impl From<Changed> for Undecided {
+    fn from(_: Changed) -> Self {
+        Self::Changed
+    }
+}
+
+/// What to do next for a job; where that begins an attempt, its room is set aside. `None` where there is no such job.
+pub async fn decide(hub: &Hub, key: &Key) -> Result<Option<(Observed, Plan)>, Undecided> {
     if !hub.world().wants_room(key) {
-        match look(hub, key) {
-            // It ends one attempt and begins the next.
-            Some((observed, plan)) if takes_room(&observed, &plan) => {}
-            other => return Ok(other),
+        let looked = look(hub, key);
+        if looked.as_ref().is_some_and(|(_, plan)| plan.declines) {
+            hub.world().decline(key);
         }
+        return Ok(looked);
     }
     let _one_at_a_time = hub.placing.lock().await;
-    serve(hub, Some(key)).await;
-    let Some((observed, plan)) = look(hub, key) else {
-        return Ok(None);
-    };
-    settle(hub, key, &observed, &plan)?;
-    Ok(Some((observed, plan)))
+    for _ in 0..LOOKS_MAX {
+        let rests = serve(hub).await;
+        let Some((observed, plan)) = look(hub, key) else {
+            return Ok(None);
+        };
+        let is_settled = settle(hub, key, &observed, &plan)?;
+        match rests {
+            Some(rest) if !is_settled || is_not_looked_at(&observed) => {
+                return Err(Undecided::Resting(rest));
+            }
+            _ if is_settled => return Ok(Some((observed, plan))),
+            _ => {}
+        }
+    }
+    debug!(job = %key, "what it asks for changes all the time");
+    Err(Undecided::Changed)
 }
 
-/// The job is not what it was when it was decided on.
-#[derive(Debug)]
-pub struct Changed;
+/// Does the scheduler know that it asks, and no more?
+fn is_not_looked_at(observed: &Observed) -> bool {
+    match &observed.room {
+        Room::Awaited { wait, .. } => wait
+            .as_ref()
+            .is_none_or(|wait| wait.constraint == Constraint::NotLookedAt),
+        _ => false,
+    }
+}
 
-/// Gives room that has come free to those who wait for it, for as long as the controllers run. They are woken to begin their attempts.
+/// Asks the scheduler whenever it may decide something new, for as long as the controllers run. Who must do something about it is woken.
 pub async fn serve_as_room_comes_free(hub: &Hub) {
     loop {
-        hub.room.notified().await;
-        let _one_at_a_time = hub.placing.lock().await;
-        serve(hub, None).await;
+        tokio::select! {
+            () = hub.room.notified() => {}
+            () = tokio::time::sleep(TICK) => hub.world().stir(),
+        }
+        let rests = {
+            let _one_at_a_time = hub.placing.lock().await;
+            serve(hub).await
+        };
+        if let Some(rest) = rests {
+            tokio::time::sleep(rest).await;
+            hub.room.notify_one();
+        }
     }
 }
 
-/// Decides for everyone who may get room, in order; of those ahead of one, if that is given.
-async fn serve(hub: &Hub, ahead_of: Option<&Key>) {
+/// Looks at everyone who was not looked at, and then lets the scheduler decide. It rests after a long walk, so that it does not take all
+/// of the machine where thousands wait and something changes all the time: then it says for how long it will not.
+async fn serve(hub: &Hub) -> Option<Duration> {
     let mut looked_at = 0;
     loop {
-        let next = hub.world().next_in_line(ahead_of);
-        match next {
-            None => return,
-            Some(Next::TurnedAway) => {}
-            Some(Next::Serve(key)) => serve_one(hub, &key),
-        }
-        looked_at += 1;
-        if looked_at % BATCH == 0 {
-            tokio::task::yield_now().await;
-        }
-    }
-}
-
-/// Whatever comes of it, the job does not contend any more.
-fn serve_one(hub: &Hub, key: &Key) {
-    let served = look(hub, key).map(|(observed, plan)| {
-        let settled = settle(hub, key, &observed, &plan);
-        settled.is_ok() && takes_room(&observed, &plan)
-    });
-    match served {
-        Some(true) => hub.jobs.wake(key.clone(), Lane::First),
-        Some(false) => {}
-        None => {
-            let wakes = hub.world().turn_away(key, None);
-            hub.wake(wakes);
-        }
-    }
-}
-
-fn settle(hub: &Hub, key: &Key, observed: &Observed, plan: &Plan) -> Result<(), Changed> {
-    let attempt = plan.status.current_attempt();
-    let wakes = match attempt.filter(|_| takes_room(observed, plan)) {
-        None => hub.world().turn_away(key, plan.shortage.clone()),
-        Some(attempt) => {
-            let set_aside = hub.world().set_aside(&observed.job, attempt);
-            if set_aside.is_none() {
-                debug!(job = %key, "the job has changed while it was decided on");
-                let wakes = hub.world().turn_away(key, None);
-                hub.wake(wakes);
+        let unseen = hub.world().next_unseen();
+        if let Some(key) = unseen {
+            if let Some((observed, plan)) = look(hub, &key) {
+                // Where it has changed meanwhile, it is unseen again.
+                let _ = settle(hub, &key, &observed, &plan);
             }
-            set_aside.ok_or(Changed)?
+            looked_at += 1;
+            if looked_at % BATCH == 0 {
+                tokio::task::yield_now().await;
+            }
+            continue;
         }
-    };
-    hub.wake(wakes);
-    Ok(())
+        if !hub.world().is_stirred() {
+            return None;
+        }
+        if let Some(rest) = hub.pace.rest() {
+            return Some(rest);
+        }
+        let begun = Instant::now();
+        let wakes = hub.world().serve(Timestamp::now());
+        hub.pace.walked(begun.elapsed());
+        hub.wake(wakes);
+    }
+}
+
+/// The same at once, for a world that nobody else works on.
+pub fn look_at_all(world: &mut World, config: &Config, now: Timestamp) {
+    while let Some(key) = world.next_unseen() {
+        if let Some(observed) = observe(world, &key, None) {
+            let ask = plan(&observed, config, now).ask;
+            // Nobody else changes it.
+            let _ = world.ask(&observed.job, ask);
+        }
+    }
+}
+
+/// Tells the scheduler what a plan asks for. True where there is nothing new in it.
+fn settle(hub: &Hub, key: &Key, observed: &Observed, plan: &Plan) -> Result<bool, Changed> {
+    if takes_room(observed, plan) {
+        return Ok(true);
+    }
+    let mut world = hub.world();
+    let asked = world.ask(&observed.job, plan.ask.clone())?;
+    if plan.pool && !asked {
+        let wakes = world.give_pool(key, Timestamp::now());
+        let given = matches!(world.room_of(key), Room::Given { .. });
+        drop(world);
+        hub.wake(wakes);
+        return Ok(!given);
+    }
+    Ok(!asked)
 }
 
 /// Does the plan begin an attempt?
@@ -111,5 +165,23 @@ pub fn look(hub: &Hub, key: &Key) -> Option<(Observed, Plan)> {
     let refused = hub.refusal(key);
     let observed = observe(&hub.world(), key, refused)?;
     let plan = plan(&observed, &hub.config, Timestamp::now());
+    Some((observed, plan))
+}
+
+/// The same, with all that can be said of why a job waits: what was found while deciding is enough to decide by, and this costs more.
+pub fn look_closely(hub: &Hub, key: &Key) -> Option<(Observed, Plan)> {
+    let refused = hub.refusal(key);
+    let now = Timestamp::now();
+    let observed = {
+        let world = hub.world();
+        let mut observed = observe(&world, key, refused)?;
+        if let Room::Awaited { wait, is_whole, .. } = &mut observed.room {
+            let whole = world.explain(key, now);
+            *is_whole = whole.is_some();
+            *wait = whole.or(wait.take());
+        }
+        observed
+    };
+    let plan = plan(&observed, &hub.config, now);
     Some((observed, plan))
 }

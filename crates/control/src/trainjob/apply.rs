@@ -83,7 +83,7 @@ pub async fn write_status(
 }
 
 /// The merge patch that makes `after` of `before`; none where they are the same.
-fn difference(before: &Value, after: &Value) -> Option<Value> {
+pub fn difference(before: &Value, after: &Value) -> Option<Value> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
             let mut patch = Map::new();

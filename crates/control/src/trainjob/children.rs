@@ -39,7 +39,7 @@ fn metadata(job: &TrainJob, name: String) -> ObjectMeta {
 pub fn checkpoint(job: &TrainJob, config: &Config) -> Option<PersistentVolumeClaim> {
     let checkpoint = job.spec.checkpoint.as_ref()?;
     // All workers mount it. On one machine they share a node; elsewhere they may not.
-    let one_node = config.home == Home::Machine || job.spec.workers == 1;
+    let one_node = config.home == Home::Machine || job.spec.workers_max() == 1;
     let mode = if one_node {
         "ReadWriteOnce"
     } else {

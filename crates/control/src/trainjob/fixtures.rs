@@ -7,18 +7,20 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
-use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
-use stoke_api::names::JOB_LABEL;
-use stoke_api::{Dataset, TrainJob};
+use stoke_api::names::{JOB_LABEL, LAST_CHECKPOINT_ANNOTATION};
+use stoke_api::{Dataset, Queue, TrainJob};
 
-use super::observe::{Observed, observe};
+use super::admission;
+use super::observe::observe;
 use super::plan::{Action, Plan};
 use super::refusal::Refusal;
+use crate::cluster;
 use crate::config::Config;
+use crate::forecast::Listed;
 use crate::mirror::Key;
 use crate::seen;
-use crate::world::{Kind, World};
+use crate::world::World;
 
 pub fn config() -> Config {
     Config::machine(PathBuf::from("/usr/bin/stoke"))
@@ -60,6 +62,7 @@ pub struct Stage {
     pub jobs: BTreeMap<String, TrainJob>,
     pub pods: BTreeMap<String, Pod>,
     pub nodes: BTreeMap<String, Node>,
+    pub queues: Vec<Queue>,
     pub datasets: Vec<Dataset>,
     pub claims: Vec<PersistentVolumeClaim>,
     pub volumes: Vec<PersistentVolume>,
@@ -82,6 +85,7 @@ impl Stage {
                 .collect(),
             pods: BTreeMap::new(),
             nodes: nodes.into_iter().map(named).collect(),
+            queues: Vec::new(),
             datasets: Vec::new(),
             claims: Vec::new(),
             volumes: Vec::new(),
@@ -102,21 +106,40 @@ impl Stage {
     }
 
     /// Through the real mirrors, as a controller that has just started would see it.
-    pub fn observe(&self, job: &str) -> Option<Observed> {
-        let mut world = World::default();
-        fill(&mut world, self.jobs.values().cloned());
-        fill(&mut world, self.pods.values().cloned());
-        fill(&mut world, self.nodes.values().cloned());
-        fill(&mut world, self.datasets.iter().cloned());
-        fill(&mut world, self.claims.iter().cloned());
-        fill(&mut world, self.volumes.iter().cloned());
-        assert!(world.is_complete());
-        observe(&world, &Key::new("default", job), self.refused.clone())
+    pub fn world(&self) -> World {
+        let listed = Listed {
+            jobs: self.jobs.values().cloned().collect(),
+            pods: self.pods.values().cloned().collect(),
+            nodes: self.nodes.values().cloned().collect(),
+            queues: self.queues.clone(),
+            datasets: self.datasets.clone(),
+            claims: self.claims.clone(),
+            volumes: self.volumes.clone(),
+        };
+        listed.world(&self.config)
     }
 
+    /// As the controller decides: everyone is looked at, the scheduler is asked, and then the job is looked at by what came of it.
     pub fn plan(&self, job: &str) -> Option<Plan> {
-        let observed = self.observe(job)?;
-        Some(super::plan::plan(&observed, &self.config, self.now))
+        let mut world = self.world();
+        let key = Key::new("default", job);
+        admission::look_at_all(&mut world, &self.config, self.now);
+        world.serve(self.now);
+        let look = |world: &World| {
+            let observed = observe(world, &key, self.refused.clone())?;
+            let plan = super::plan::plan(&observed, &self.config, self.now);
+            Some((observed, plan))
+        };
+        let (observed, plan) = look(&world)?;
+        if admission::takes_room(&observed, &plan) || !world.wants_room(&key) {
+            return Some(plan);
+        }
+        let _ = world.ask(&observed.job, plan.ask.clone());
+        if plan.pool {
+            world.give_pool(&key, self.now);
+        }
+        world.serve(self.now);
+        look(&world).map(|(_, plan)| plan)
     }
 
     /// Carries out the first `writes` writes of a plan; then the controller dies.
@@ -171,6 +194,18 @@ impl Stage {
         }
     }
 
+    /// A kubelet ends what was deleted within its grace period; what was on a node that is gone is collected.
+    pub fn bury(&mut self) {
+        let now = self.now;
+        let nodes = &self.nodes;
+        self.pods.retain(|_, pod| {
+            let due = pod.metadata.deletion_timestamp.as_ref();
+            let due = due.is_some_and(|time| time.0 <= now);
+            let homeless = cluster::node_of(pod).is_some_and(|node| !nodes.contains_key(node));
+            !(due || homeless)
+        });
+    }
+
     /// As kubectl would: a finished pod goes at once, another after its grace period.
     pub fn delete_pod(&mut self, name: &str, uid: Option<&String>) {
         let now = self.now;
@@ -180,11 +215,14 @@ impl Stage {
         if uid.is_some_and(|uid| pod.metadata.uid.as_ref() != Some(uid)) {
             return;
         }
-        if crate::cluster::is_finished(pod) {
+        if cluster::is_finished(pod) {
             self.pods.remove(name);
         } else if pod.metadata.deletion_timestamp.is_none() {
-            pod.metadata.deletion_timestamp = Some((now + Duration::from_secs(30)).into());
-            pod.metadata.deletion_grace_period_seconds = Some(30);
+            let spec = pod.spec.as_ref();
+            let grace = spec.and_then(|spec| spec.termination_grace_period_seconds);
+            let grace = grace.unwrap_or(30).unsigned_abs();
+            pod.metadata.deletion_timestamp = Some((now + Duration::from_secs(grace)).into());
+            pod.metadata.deletion_grace_period_seconds = i64::try_from(grace).ok();
         }
     }
 
@@ -194,7 +232,7 @@ impl Stage {
             .pods
             .get_mut(name)
             .unwrap_or_else(|| panic!("no pod {name}"));
-        let node = crate::cluster::node_of(pod).map(str::to_owned);
+        let node = cluster::node_of(pod).map(str::to_owned);
         if let Some(spec) = &mut pod.spec {
             spec.node_name = node;
         }
@@ -224,6 +262,14 @@ impl Stage {
         }));
     }
 
+    /// A worker has written a checkpoint.
+    pub fn save(&mut self, name: &str) {
+        let now = self.now.to_string();
+        let pod = self.pods.get_mut(name).expect("the pod");
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(LAST_CHECKPOINT_ANNOTATION.to_owned(), now);
+    }
+
     /// Plans and carries out, and checks that planning again yields nothing.
     pub fn turn(&mut self, job: &str) -> String {
         let Some(plan) = self.plan(job) else {
@@ -246,15 +292,6 @@ impl Stage {
 /// The same version of the same job.
 pub fn is_same(one: &TrainJob, other: &TrainJob) -> bool {
     serde_json::to_value(one).ok() == serde_json::to_value(other).ok()
-}
-
-fn fill<K: Kind>(world: &mut World, objects: impl Iterator<Item = K>) {
-    let mut events = vec![Event::Init];
-    events.extend(objects.map(Event::InitApply));
-    events.push(Event::InitDone);
-    for event in events {
-        world.watched(event);
-    }
 }
 
 /// A plan as one line of a table.

@@ -13,7 +13,7 @@ use super::template;
 use crate::cluster::Claim;
 use crate::mirror::Key;
 use crate::seen::Pod;
-use crate::world::World;
+use crate::world::{Demand, Room, World};
 
 /// Everything that [`super::plan::plan`] decides by, beside the configuration and the time.
 #[derive(Debug, Clone)]
@@ -25,7 +25,12 @@ pub struct Observed {
     pub datasets: BTreeMap<String, DatasetSpec>,
     /// The claims that its workers mount, as far as they exist; by where the job names them.
     pub claims: BTreeMap<String, (String, Claim)>,
-    pub cluster: Arc<Snapshot>,
+    /// The nodes, with what is used of them.
+    pub cluster: Snapshot,
+    /// How it stands with room for the next attempt.
+    pub room: Room,
+    /// What the attempt that is on was asked to do.
+    pub demand: Option<Demand>,
     /// Addresses of nodes, by name.
     pub addresses: Arc<BTreeMap<String, String>>,
     /// Ports that other jobs have.
@@ -46,7 +51,9 @@ pub fn observe(world: &World, key: &Key, refused: Option<Refusal>) -> Option<Obs
         pods: world.workers_of(key).cloned().collect(),
         claims: claims(world, &job, &datasets),
         datasets,
-        cluster: world.snapshot_for(key),
+        cluster: world.snapshot(),
+        room: world.room_of(key),
+        demand: world.demand_on(key),
         addresses: world.addresses(),
         leased: world.ports_of_others(key),
         refused,

@@ -18,9 +18,20 @@ const WAITING: Duration = Duration::from_secs(60);
 const STARTING: Duration = Duration::from_secs(10);
 const DOUBLINGS_MAX: u32 = 2;
 
+/// The least time between two looks at what would help someone who waits: a whole cluster is tried out for each, and thousands may wait.
+const EXPLAINING: Duration = Duration::from_millis(200);
+
+/// What the scheduler may take each time without a rest, and the longest rest.
+const WALK_FREE: Duration = Duration::from_millis(2);
+const REST_MAX: Duration = Duration::from_secs(2);
+
 #[derive(Debug, Default)]
 pub struct Pace {
     jobs: Mutex<HashMap<Key, Words>>,
+    /// When that was last done.
+    explained: Mutex<Option<Instant>>,
+    /// Until when the scheduler rests.
+    rests: Mutex<Option<Instant>>,
 }
 
 /// What became of a job's words since something that matters was written.
@@ -67,6 +78,34 @@ impl Pace {
         Some(left)
     }
 
+    /// May it be found out now what would help a job that waits? Where not, it is told why it waits, and the rest some other time.
+    pub fn may_explain(&self) -> bool {
+        let mut explained = self
+            .explained
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let may = explained.is_none_or(|last| now >= last + EXPLAINING);
+        if may {
+            *explained = Some(now);
+        }
+        may
+    }
+
+    /// The scheduler has looked at all who wait, which took so long. After a long walk it rests ten times as long.
+    pub fn walked(&self, took: Duration) {
+        let rest = took.saturating_mul(10).min(REST_MAX);
+        let until = (took > WALK_FREE).then(|| Instant::now() + rest);
+        *self.rests.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    /// How long it still rests.
+    pub fn rest(&self) -> Option<Duration> {
+        let until = *self.rests.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
     /// The job is no more.
     pub fn forget(&self, key: &Key) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,6 +118,8 @@ fn matters(written: &TrainJobStatus, new: &TrainJobStatus) -> bool {
     let mut reworded = written.clone();
     reworded.message.clone_from(&new.message);
     reworded.ready.clone_from(&new.ready);
+    reworded.waiting.clone_from(&new.waiting);
+    reworded.last_checkpoint.clone_from(&new.last_checkpoint);
     // Of a gang that ends, worker by worker. A pod is not removed in a moment.
     if let Some((written, new)) = reworded.attempts.last_mut().zip(new.attempts.last()) {
         written.succeeded.clone_from(&new.succeeded);
@@ -125,6 +166,30 @@ mod tests {
             Some(WAITING),
             "what was held back before does not count"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_costs_much_is_done_now_and_then() {
+        let pace = Pace::default();
+        let mut may = Vec::new();
+        for _ in 0..4 {
+            may.push(pace.may_explain());
+            tokio::time::advance(EXPLAINING / 2).await;
+        }
+        assert_eq!(may, [true, false, true, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_scheduler_rests_after_a_long_walk() {
+        let pace = Pace::default();
+        pace.walked(Duration::from_millis(1));
+        assert_eq!(pace.rest(), None);
+        pace.walked(Duration::from_millis(40));
+        assert_eq!(pace.rest(), Some(Duration::from_millis(400)));
+        tokio::time::advance(Duration::from_millis(400)).await;
+        assert_eq!(pace.rest(), None);
+        pace.walked(Duration::from_secs(3));
+        assert_eq!(pace.rest(), Some(REST_MAX));
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,10 +8,12 @@
 
 mod ending;
 mod placing;
+mod resizing;
 mod telling;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -21,6 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::names::{MANAGED_BY, pod_name};
 use stoke_api::trainjob::{Attempt, Framework, Network, Outcome, Phase, TrainJobStatus};
 use stoke_api::{Reason, Span, TrainJob};
+use stoke_sched::Wait;
 
 use self::ending::Ending;
 use super::children;
@@ -32,7 +35,7 @@ use super::template::Misconfigured;
 use super::workers::{Stage, Worker};
 use crate::cluster;
 use crate::config::{Config, Home};
-use crate::world::Shortage;
+use crate::world::{Ask, Room, needs_nodes};
 pub use telling::Telling;
 
 /// Attempts in a row that are given room and do not start, until the job is given up: each keeps others from it.
@@ -45,8 +48,14 @@ pub struct Plan {
     pub actions: Vec<Action>,
     /// When to look again though nothing has changed.
     pub requeue_after: Option<Duration>,
-    /// What the next attempt waits for, where that is room.
-    pub shortage: Option<Shortage>,
+    /// The room that the next attempt needs, where nothing else keeps it.
+    pub ask: Option<Arc<Ask>>,
+    /// No node has room for it, and an autoscaler may bring some: pods without a node are to be made.
+    pub pool: bool,
+    /// It cannot do what it was asked to.
+    pub declines: bool,
+    /// Why it waits is told without what would help and when it starts, or that was told long ago.
+    pub is_told_in_passing: bool,
 }
 
 /// One write.
@@ -86,9 +95,19 @@ pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
         status: turn.status,
         actions: turn.actions,
         requeue_after: turn.wake.map(|at| until(now, at)),
-        shortage: turn.shortage,
+        ask: turn.ask,
+        pool: turn.pool,
+        declines: turn.declines,
+        is_told_in_passing: turn.is_told_in_passing,
     }
 }
+
+/// How often someone who waits for room is looked at though nothing about it has changed: the line before it moves.
+const WAITING_TOLD_EVERY: Duration = Duration::from_secs(60);
+/// How often its place in line is written anew though it waits for the same thing.
+const PLACE_TOLD_EVERY: Duration = Duration::from_secs(600);
+/// For attempts without nodes that an operator with autoscaling left behind.
+const AUTOSCALING_DEADLINE: Duration = Duration::from_secs(900);
 
 fn is_ours(job: &TrainJob) -> bool {
     job.spec
@@ -113,7 +132,10 @@ struct Turn<'a> {
     status: TrainJobStatus,
     actions: Vec<Action>,
     wake: Option<Timestamp>,
-    shortage: Option<Shortage>,
+    ask: Option<Arc<Ask>>,
+    pool: bool,
+    declines: bool,
+    is_told_in_passing: bool,
 }
 
 impl<'a> Turn<'a> {
@@ -129,20 +151,28 @@ impl<'a> Turn<'a> {
             status: job.status.clone().unwrap_or_default(),
             actions: Vec::new(),
             wake: None,
-            shortage: None,
+            ask: None,
+            pool: false,
+            declines: false,
+            is_told_in_passing: false,
         }
     }
 
     fn take(&mut self) {
+        self.read_nodes();
+        self.note_checkpoint();
         let live = self.live().filter(|_| !self.status.phase.is_final());
-        if let Some(attempt) = live
-            && let Some(ending) = ending::of(self, &attempt)
-        {
-            let told_by = ending::told_by(self, &attempt);
-            if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
-                return self.wake_at(at);
+        if let Some(attempt) = live {
+            match ending::of(self, &attempt) {
+                Some(ending) => {
+                    let told_by = ending::told_by(self, &attempt);
+                    if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
+                        return self.wake_at(at);
+                    }
+                    self.end(ending);
+                }
+                None => self.heed(&attempt),
             }
-            self.end(ending);
         }
         if !self.status.phase.is_final() {
             match self.live() {
@@ -174,7 +204,19 @@ impl<'a> Turn<'a> {
 
     /// Keeps the attempt going: its pods there, all others not.
     fn carry_on(&mut self, attempt: &Attempt) {
+        self.status.waiting = None;
         let ranks = self.ranks(attempt);
+        // One that goes on from another follows it when all of that has stopped.
+        let earlier = self.still_stopping(attempt.number);
+        if earlier > 0 && ranks.iter().all(Option::is_none) {
+            self.stop(|_| true);
+            self.status.ready = telling::none_of(ranks.len());
+            if self.status.phase != Phase::Restarting {
+                let message = telling::resizing(attempt, earlier);
+                self.say(Phase::Restarting, Reason::Resized, message);
+            }
+            return;
+        }
         let missing: Vec<u32> = (0..)
             .zip(&ranks)
             .filter(|(rank, w)| w.is_none() && !attempt.has_succeeded(*rank as usize))
@@ -219,6 +261,10 @@ impl<'a> Turn<'a> {
                 Reason::WorkersRunning,
                 telling::running(ranks.len()),
             );
+        } else if let Some(limit) = self.awaits_nodes(attempt) {
+            let waiting = present().find(|worker| worker.pod.node().is_none());
+            let message = telling::awaiting_nodes(ranks.len(), limit, waiting);
+            self.say(Phase::Queued, Reason::WaitingForNodes, message);
         } else {
             let waiting = present().find(|worker| worker.stage() == Stage::Waiting);
             let message = telling::starting(attempt, waiting);
@@ -245,6 +291,9 @@ impl<'a> Turn<'a> {
         match (&attempt.running_at, self.job.spec.max_duration) {
             (None, _) => {
                 let placed = attempt.placed_at.as_ref().map_or(self.now, |time| time.0);
+                if let Some(due) = self.awaits_nodes(&attempt) {
+                    return self.wake_at(due);
+                }
                 self.wake_at(after(placed, self.config.start_deadline));
                 for worker in self.ranks(&attempt).iter().flatten() {
                     if let Some(at) = ending::given_up_at(worker, &attempt) {
@@ -306,14 +355,14 @@ impl<'a> Turn<'a> {
 
     /// A claim that only one node may mount at a time cannot serve workers that may be on several.
     fn claims_can_be_shared(&self) -> Result<(), Misconfigured> {
-        if self.job.spec.workers == 1 || self.config.home == Home::Machine {
+        if self.job.spec.workers_max() == 1 || self.config.home == Home::Machine {
             return Ok(());
         }
         let claims = &self.observed.claims;
         match claims.iter().find(|(_, (_, claim))| !claim.shared) {
             None => Ok(()),
             Some((path, (name, _))) => {
-                let workers = self.job.spec.workers;
+                let workers = self.job.spec.workers_max();
                 let problem = format!(
                     "claim {name} can be mounted on one node only, and {workers} workers may be on several; make it ReadWriteMany or \
                      ReadOnlyMany, or run one worker"
@@ -333,6 +382,7 @@ impl<'a> Turn<'a> {
             at,
             last_phase,
             avoid,
+            preemption,
         } = ending;
         let Some(attempt) = self.status.attempts.last_mut() else {
             return;
@@ -340,6 +390,7 @@ impl<'a> Turn<'a> {
         attempt.outcome = Some(outcome);
         attempt.exit = exit;
         attempt.avoid = avoid;
+        attempt.preemption = preemption;
         attempt.finished_at = Some(Time(at));
         if let Some(running) = &attempt.running_at {
             self.status.ran_seconds +=
@@ -350,6 +401,11 @@ impl<'a> Turn<'a> {
         match (last_phase, outcome) {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
+            // It has done nothing wrong, and goes on as soon as there is room.
+            (None, Outcome::Preempted | Outcome::Resized) => {
+                self.status.next_attempt_at = None;
+                self.say(Phase::Restarting, reason, message);
+            }
             (None, _) => {
                 let failures = self.failures_in_a_row();
                 let delay = self.config.retry.delay(failures, self.chance());
@@ -387,6 +443,7 @@ impl<'a> Turn<'a> {
 
     /// No attempt is on: stop what is left of the last, and start the next when everything is there for it.
     fn prepare(&mut self) {
+        self.status.waiting = None;
         self.status.ready = telling::none_of(self.job.spec.workers as usize);
         if self.is_exhausted() {
             return self.fail_for_good();
@@ -402,7 +459,7 @@ impl<'a> Turn<'a> {
             return self.finish(Phase::Failed, Reason::DeadlineExceeded, message, self.now);
         }
         self.stop(|_| true);
-        let stopping = self.still_stopping();
+        let stopping = self.still_stopping(self.status.attempt.saturating_add(1));
         if self.job.spec.suspend {
             self.status.next_attempt_at = None;
             let message = telling::suspended(stopping);
@@ -433,16 +490,114 @@ impl<'a> Turn<'a> {
             let reason = self.refused_for().unwrap_or(Reason::BackingOff);
             return self.say(Phase::Queued, reason, message);
         }
-        match placing::next_attempt(self) {
-            Err(waiting) => {
-                self.shortage = waiting.shortage;
-                self.say(Phase::Queued, waiting.reason, waiting.message);
+        match placing::ask(self) {
+            Err(waiting) => self.say(Phase::Queued, waiting.reason, waiting.message),
+            Ok(ask) => {
+                if let Some(until) = ask.until {
+                    self.wake_at(until);
+                }
+                self.ask = Some(ask.clone());
+                self.take_room(&ask);
             }
-            Ok(attempt) => {
+        }
+    }
+
+    /// Begins the next attempt if it was given what it asks for; says why not if it was not.
+    fn take_room(&mut self, ask: &Arc<Ask>) {
+        match &self.observed.room {
+            Room::Given { grant, .. } if grant.ask == *ask => {
+                let attempt = placing::attempt(self, grant);
                 self.status.next_attempt_at = None;
                 self.status.push_attempt(attempt.clone());
                 self.carry_on(&attempt);
             }
+            Room::Awaited {
+                ask: asked,
+                wait: Some(wait),
+                is_whole,
+            } if asked == ask => {
+                self.pool = self.config.autoscaling.is_some()
+                    && needs_nodes(wait)
+                    && self.may_run_anywhere();
+                self.tell_wait(wait, *is_whole);
+                self.wake_at(after(self.now, WAITING_TOLD_EVERY));
+            }
+            Room::NoPorts { ask: asked } if asked == ask => {
+                let message = telling::no_ports(&self.config.ports);
+                self.say(Phase::Queued, Reason::InsufficientCapacity, message);
+            }
+            _ => {
+                let message = "it has just asked for room".to_owned();
+                self.say(Phase::Queued, Reason::WaitingForTurn, message);
+            }
+        }
+    }
+
+    /// The line moves with every job that ends, and that alone is not worth a write: while a job waits for the same thing, what was written of
+    /// it stands, of which what is known in passing is the beginning.
+    fn tell_wait(&mut self, wait: &Wait, is_whole: bool) {
+        let (reason, message) = (wait.reason(), telling::waiting(wait));
+        let written = self.job.status.as_ref().filter(|written| {
+            let is_same = written.phase == Phase::Queued && written.reason == reason.to_string();
+            is_same && written.waiting.is_some() && written.message.starts_with(&message)
+        });
+        let (message, waiting) = match written {
+            Some(written) if !is_whole => (written.message.clone(), written.waiting.clone()),
+            _ => {
+                let told_at = is_whole.then_some(self.now);
+                (message, Some(telling::place_in_line(wait, told_at)))
+            }
+        };
+        self.say(Phase::Queued, reason, message);
+        self.status.waiting = waiting;
+        self.is_told_in_passing = !is_whole && self.is_place_outdated();
+    }
+
+    /// Was it never told when it should start, or long ago?
+    fn is_place_outdated(&self) -> bool {
+        let waiting = self.status.waiting.as_ref();
+        let told_at = waiting.and_then(|waiting| waiting.as_of.as_ref());
+        told_at.is_none_or(|at| after(at.0, PLACE_TOLD_EVERY) <= self.now)
+    }
+
+    /// Pods without a node are bound one by one, wherever there is room: nobody can promise that they will be near each other.
+    fn may_run_anywhere(&self) -> bool {
+        let topology = self.job.spec.topology.as_ref();
+        topology.is_none_or(|topology| topology.required.is_none())
+    }
+
+    /// When an attempt whose nodes have yet to come is given up; none where it has them all.
+    fn awaits_nodes(&self, attempt: &Attempt) -> Option<Timestamp> {
+        let limit = self.config.autoscaling.unwrap_or(AUTOSCALING_DEADLINE);
+        let placed = attempt.placed_at.as_ref().map_or(self.now, |time| time.0);
+        let awaits = attempt.nodes.iter().any(String::is_empty);
+        awaits.then(|| after(placed, limit))
+    }
+
+    /// Puts on record where workers are that were made without a node, when all have one.
+    fn read_nodes(&mut self) {
+        let Some(attempt) = self.live() else { return };
+        if self.awaits_nodes(&attempt).is_none() {
+            return;
+        }
+        let ranks = self.ranks(&attempt);
+        let node = |worker: &Option<Worker<'_>>| {
+            let bound = worker.as_ref()?.pod.spec.node_name.as_deref();
+            bound.map(str::to_owned)
+        };
+        let nodes: Option<Vec<String>> = ranks.iter().map(node).collect();
+        if let (Some(nodes), Some(attempt)) = (nodes, self.status.attempts.last_mut()) {
+            attempt.nodes = nodes;
+            attempt.placed_at = Some(Time(self.now));
+        }
+    }
+
+    fn note_checkpoint(&mut self) {
+        let workers = self.workers.iter();
+        let newest = workers.filter_map(|worker| worker.pod.metadata.last_checkpoint);
+        let known = self.status.last_checkpoint.as_ref().map(|time| time.0);
+        if let Some(newest) = newest.max().filter(|newest| Some(*newest) > known) {
+            self.status.last_checkpoint = Some(Time(newest));
         }
     }
 
@@ -484,15 +639,15 @@ impl<'a> Turn<'a> {
         self.actions.extend(deletions);
     }
 
-    /// Workers that have not ended and whose end can be expected: one on a node that is gone is not waited for, nor one that has had
-    /// its time.
-    fn still_stopping(&mut self) -> usize {
+    /// Workers of attempts before this that have not ended and whose end can be expected: one on a node that is gone is not waited for,
+    /// nor one that has had its time.
+    fn still_stopping(&mut self, before: u32) -> usize {
         let mut count = 0;
         for worker in self
             .workers
             .clone()
             .iter()
-            .filter(|worker| !worker.is_finished())
+            .filter(|worker| !worker.is_finished() && worker.attempt < before)
         {
             let node = worker
                 .pod
@@ -516,7 +671,8 @@ impl<'a> Turn<'a> {
     fn namesake(&self) -> Option<&'a str> {
         let next = self.status.attempt.saturating_add(1);
         let names = |name: &str| {
-            (0..self.job.spec.workers).any(|rank| pod_name(self.job.name(), next, rank) == name)
+            (0..self.job.spec.workers_max())
+                .any(|rank| pod_name(self.job.name(), next, rank) == name)
         };
         let pods = self
             .observed

@@ -9,16 +9,18 @@ mod volumes;
 mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, PodTemplateSpec};
 use kube::Resource as _;
 use kube::api::ObjectMeta;
 use stoke_api::names::{
-    ATTEMPT_LABEL, HOST_IMAGE, JOB_LABEL, RANK_LABEL, env, host_name, pod_name, priority_class,
+    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, RANK_LABEL, env, host_name,
+    pod_name, priority_class,
 };
 use stoke_api::trainjob::{Attempt, Framework, Network, Spot};
-use stoke_api::{Bytes, DatasetSpec, TrainJob};
-use stoke_sched::Snapshot;
+use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
+use stoke_sched::{Snapshot, Topology};
 
 use super::frameworks::{self, Gang, Start};
 use super::rendezvous::{Place, Rendezvous};
@@ -26,7 +28,7 @@ use super::template::{self, Misconfigured};
 use crate::cluster;
 use crate::config::{Config, Home};
 
-pub use sizes::{Size, promised};
+pub use sizes::{Gpus, Size, promised};
 
 /// Everything that a job's pods are made of, checked.
 pub struct Blueprint<'a> {
@@ -59,7 +61,8 @@ impl<'a> Blueprint<'a> {
         };
         blueprint.check()?;
         // Whatever is wrong with a pod is wrong with all; better known before a place is taken.
-        let nodes = vec![String::new(); job.spec.workers.max(1) as usize];
+        let workers = job.spec.workers_max().max(1);
+        let nodes = vec![String::new(); workers as usize];
         let attempt = Attempt {
             number: 1,
             nodes,
@@ -70,8 +73,22 @@ impl<'a> Blueprint<'a> {
             addresses: &BTreeMap::new(),
             cluster: &Snapshot::default(),
         };
-        blueprint.pods(&site, [0, job.spec.workers.saturating_sub(1)])?;
+        blueprint.pods(&site, [0, workers - 1])?;
         Ok(blueprint)
+    }
+
+    /// Of a job whose attempt is on record: it was checked then.
+    fn of_record(
+        job: &'a TrainJob,
+        datasets: &'a BTreeMap<String, DatasetSpec>,
+        config: &'a Config,
+    ) -> Result<Self, Misconfigured> {
+        Ok(Self {
+            job,
+            datasets,
+            config,
+            template: template::parse(job)?,
+        })
     }
 
     pub fn network(&self) -> Network {
@@ -105,7 +122,12 @@ impl<'a> Blueprint<'a> {
 
     /// What placement is asked for, with workers of this size.
     pub fn gang(&self, size: &Size) -> Result<stoke_sched::Gang, Misconfigured> {
-        let spec = self.sized(size);
+        let size = Size {
+            // What stands for a part of a GPU is known when a place was found.
+            gpu_resource: None,
+            ..size.clone()
+        };
+        let spec = self.sized(&size);
         let terms = cluster::terms(&spec).map_err(|problem| {
             Misconfigured::new("template.spec.affinity.nodeAffinity", problem)
         })?;
@@ -117,7 +139,9 @@ impl<'a> Blueprint<'a> {
             ask.storage = Bytes(0);
         }
         Ok(stoke_sched::Gang {
-            workers: job.workers,
+            workers: job.workers_max(),
+            min_workers: job.elastic.map(|elastic| elastic.min),
+            topology: self.topology(),
             ask,
             gpus: job.gpus.clone(),
             gpu_types: job.gpu_types.clone(),
@@ -127,6 +151,21 @@ impl<'a> Blueprint<'a> {
             spot: job.spot,
             ..stoke_sched::Gang::default()
         })
+    }
+
+    /// How near to each other the workers must be. One machine is one node, and as near as can be.
+    fn topology(&self) -> Option<Topology> {
+        if self.config.home == Home::Machine {
+            return None;
+        }
+        let asked = self.job.spec.topology.as_ref();
+        let required = asked.and_then(|asked| asked.required.clone());
+        match required {
+            Some(level) => Some(Topology::Required { level }),
+            None => {
+                (asked.is_some() || !self.config.topology.is_empty()).then_some(Topology::Preferred)
+            }
+        }
     }
 
     /// The pods of these ranks.
@@ -185,11 +224,12 @@ impl<'a> Blueprint<'a> {
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;
         volumes::add(&mut spec, job, self.datasets, size.memory.limit);
         self.fill_spec(&mut spec, rank);
-        if let Some(node) = attempt.nodes.get(rank as usize) {
-            self.pin(&mut spec, node, site.cluster);
+        match attempt.nodes.get(rank as usize) {
+            Some(node) if !node.is_empty() => self.pin(&mut spec, node, site.cluster),
+            _ => whereabouts::constrain(&mut spec, &job.spec.gpu_types, site.cluster),
         }
         Ok(Pod {
-            metadata: self.metadata(attempt.number, rank),
+            metadata: self.metadata(attempt, rank),
             spec: Some(spec),
             status: None,
         })
@@ -204,8 +244,18 @@ impl<'a> Blueprint<'a> {
         }
     }
 
-    fn metadata(&self, attempt: u32, rank: u32) -> ObjectMeta {
+    fn metadata(&self, attempt: &Attempt, rank: u32) -> ObjectMeta {
         let given = self.template.metadata.clone().unwrap_or_default();
+        let mut annotations = given.annotations;
+        if let Some(devices) = attempt
+            .devices
+            .get(rank as usize)
+            .filter(|it| !it.is_empty())
+        {
+            let annotations = annotations.get_or_insert_default();
+            annotations.insert(GPU_DEVICES_ANNOTATION.to_owned(), devices.clone());
+        }
+        let attempt = attempt.number;
         let mut labels = given.labels.unwrap_or_default();
         labels.insert(JOB_LABEL.to_owned(), self.job.name().to_owned());
         labels.insert(ATTEMPT_LABEL.to_owned(), attempt.to_string());
@@ -214,7 +264,7 @@ impl<'a> Blueprint<'a> {
             name: Some(pod_name(self.job.name(), attempt, rank)),
             namespace: Some(self.job.namespace().to_owned()),
             labels: Some(labels),
-            annotations: given.annotations,
+            annotations,
             owner_references: self.job.controller_owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         }
@@ -225,7 +275,7 @@ impl<'a> Blueprint<'a> {
         let mut spec = self.template.spec.clone().unwrap_or_default();
         let job = self.job;
         size.fill(&mut spec, job, self.config.home);
-        if job.spec.gpus.whole() > 0 {
+        if job.spec.gpus != GpuRequest::None {
             whereabouts::tolerate_gpu_taints(&mut spec);
         }
         if self.config.home == Home::Cluster && job.spec.spot != Spot::Never {
@@ -300,6 +350,9 @@ impl<'a> Blueprint<'a> {
             (env::RANK, rank.to_string()),
             (env::WORKERS, attempt.nodes.len().to_string()),
         ];
+        if let GpuRequest::Fraction(_) = self.job.spec.gpus {
+            variables.push((env::GPU_SHARE, self.job.spec.gpus.to_string()));
+        }
         if let Some(checkpoint) = &self.job.spec.checkpoint {
             variables.push((env::CHECKPOINT_DIR, checkpoint.path.clone()));
             if let Some(every) = checkpoint.every {
@@ -340,7 +393,7 @@ impl<'a> Blueprint<'a> {
         spec.hostname = Some(host_name(self.job.name(), rank));
         spec.subdomain = Some(self.job.name().to_owned());
         spec.restart_policy = Some("Never".to_owned());
-        let grace = i64::try_from(self.config.grace.as_secs()).unwrap_or(i64::MAX);
+        let grace = i64::try_from(grace(self.job, self.config).as_secs()).unwrap_or(i64::MAX);
         spec.termination_grace_period_seconds.get_or_insert(grace);
         spec.enable_service_links.get_or_insert(false);
         if self.network() == Network::Host {
@@ -362,6 +415,31 @@ impl<'a> Blueprint<'a> {
             security::harden(spec);
         }
     }
+}
+
+/// What an attempt asks of placement, read from its record. The spec may have been changed since; what it held then it holds still.
+pub fn gang_of(job: &TrainJob, attempt: &Attempt, config: &Config) -> stoke_sched::Gang {
+    let datasets = BTreeMap::new();
+    let read = Blueprint::of_record(job, &datasets, config);
+    let gang = read.and_then(|blueprint| blueprint.gang(&Size::of(attempt)));
+    gang.unwrap_or_else(|_| stoke_sched::Gang {
+        workers: attempt.nodes.len() as u32,
+        ask: promised(job, attempt),
+        gpus: job.spec.gpus.clone(),
+        ..stoke_sched::Gang::default()
+    })
+}
+
+/// How long a worker has between SIGTERM and SIGKILL: time for a checkpoint, if it writes any.
+pub fn grace(job: &TrainJob, config: &Config) -> Duration {
+    let said = job.spec.template.as_ref().and_then(|template| {
+        let seconds = template.0.get("spec")?.get("terminationGracePeriodSeconds");
+        seconds?.as_u64().map(Duration::from_secs)
+    });
+    said.unwrap_or(match job.spec.checkpoint {
+        Some(_) => config.checkpoint_grace,
+        None => config.grace,
+    })
 }
 
 /// The first field of a template that every pod of ours has a value of its own for, and how to say what it was meant to.

@@ -5,13 +5,18 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use stoke_api::trainjob::{Attempt, Sizing};
-use stoke_api::{Bytes, CpuMilli, DatasetSpec};
+use stoke_api::{Bytes, CpuMilli, DatasetSpec, GpuRequest};
+use stoke_sched::Plan;
 
 use super::fixtures::{config, job, node};
-use super::pod::{Blueprint, Site};
+use super::pod::{Blueprint, Gpus, Site, Size};
 use crate::config::Config;
 
 fn pods(spec: Value, nodes: &[&str], config: &Config) -> Vec<Pod> {
+    pods_with(spec, nodes, config, Gpus::default())
+}
+
+fn pods_with(spec: Value, nodes: &[&str], config: &Config, gpus: Gpus) -> Vec<Pod> {
     let job = job(spec);
     let datasets = BTreeMap::from([
         (
@@ -40,6 +45,8 @@ fn pods(spec: Value, nodes: &[&str], config: &Config) -> Vec<Pod> {
             limit: Bytes::gib(2),
             why: String::new(),
         }),
+        devices: gpus.devices,
+        gpu_resource: gpus.resource,
         ..Attempt::default()
     };
     let addresses = BTreeMap::from([
@@ -247,4 +254,116 @@ fn on_a_cluster_a_pod_has_an_image_an_address_and_a_priority() {
         spec.priority_class_name.as_deref(),
         Some("stokehold-experiment")
     );
+}
+
+/// What the workers ask for, where they are told which devices are theirs, and what they are told of their share.
+fn gpus(pods: &[Pod]) -> Vec<(String, Option<String>, Option<String>)> {
+    let told = |pod: &Pod| {
+        let worker = &pod.spec.as_ref().expect("a spec").containers[0];
+        let limits = worker.resources.as_ref().and_then(|r| r.limits.clone());
+        let limits = limits.unwrap_or_default().into_iter();
+        let asked: Vec<String> = limits
+            .filter(|(name, _)| name.contains('/'))
+            .map(|(name, count)| format!("{name}={}", count.0))
+            .collect();
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        let share = worker
+            .env
+            .iter()
+            .flatten()
+            .find(|v| v.name == "STOKE_GPU_SHARE");
+        (
+            asked.join(" "),
+            annotations.get("stokehold.dev/gpu-devices").cloned(),
+            share.and_then(|share| share.value.clone()),
+        )
+    };
+    pods.iter().map(told).collect()
+}
+
+#[test]
+fn workers_are_given_the_gpus_that_were_chosen() {
+    let plan = |devices: &[&[u32]], resource: Option<(&str, u64)>| Plan {
+        nodes: vec!["a".to_owned(); devices.len()],
+        devices: devices.iter().map(|devices| devices.to_vec()).collect(),
+        resource: resource.map(|(name, count)| (name.to_owned(), count)),
+    };
+    let made = |asked: &str, plan: &Plan| {
+        let request: GpuRequest = asked.parse().expect("GPUs");
+        let spec = json!({"command": ["true"], "workers": plan.nodes.len(), "gpus": asked});
+        let nodes = vec!["a"; plan.nodes.len()];
+        gpus(&pods_with(
+            spec,
+            &nodes,
+            &config(),
+            Gpus::of(plan, &request),
+        ))
+    };
+    let some = |text: &str| Some(text.to_owned());
+    // On one machine we choose.
+    assert_eq!(
+        made("2", &plan(&[&[0, 3], &[1, 2]], None)),
+        [
+            ("nvidia.com/gpu=2".to_owned(), some("0,3"), None),
+            ("nvidia.com/gpu=2".to_owned(), some("1,2"), None)
+        ]
+    );
+    assert_eq!(
+        made("0.5", &plan(&[&[1]], None)),
+        [(
+            "stokehold.dev/gpu-milli=500".to_owned(),
+            some("1"),
+            some("0.5")
+        )]
+    );
+    // On a cluster the device plugin does.
+    assert_eq!(
+        made("1", &plan(&[&[]], None)),
+        [("nvidia.com/gpu=1".to_owned(), None, None)]
+    );
+    assert_eq!(
+        made("0.1", &plan(&[&[]], Some(("nvidia.com/mig-1g.10gb", 1)))),
+        [("nvidia.com/mig-1g.10gb=1".to_owned(), None, some("0.1"))]
+    );
+    assert_eq!(
+        made("1g.10gb", &plan(&[&[]], Some(("nvidia.com/gpu", 1)))),
+        [("nvidia.com/gpu=1".to_owned(), None, None)],
+        "slices that are counted as GPUs"
+    );
+}
+
+#[test]
+fn workers_are_as_near_to_each_other_as_they_ask() {
+    use stoke_sched::Topology;
+    let levels = Config {
+        topology: vec!["example.com/rack".to_owned()],
+        ..Config::cluster()
+    };
+    let rack = || {
+        Some(Topology::Required {
+            level: "example.com/rack".to_owned(),
+        })
+    };
+    let required = json!({"topology": {"required": "example.com/rack"}});
+    let preferred = json!({"topology": {"preferred": "example.com/rack"}});
+    let table = [
+        (json!({}), Config::cluster(), None),
+        (json!({}), levels.clone(), Some(Topology::Preferred)),
+        (preferred, Config::cluster(), Some(Topology::Preferred)),
+        (required.clone(), levels, rack()),
+        // One node is near enough to itself.
+        (required, config(), None),
+    ];
+    for (spec, config, expected) in table {
+        let mut whole = json!({"command": ["true"], "image": "i", "workers": 2, "elastic": {"min": 1, "max": 4}});
+        whole
+            .as_object_mut()
+            .expect("a map")
+            .extend(spec.as_object().expect("a map").clone());
+        let (job, datasets) = (job(whole.clone()), BTreeMap::new());
+        let blueprint = Blueprint::new(&job, &datasets, &config).expect("a good job");
+        let gang = blueprint.gang(&Size::default()).expect("a gang");
+        assert_eq!(gang.topology, expected, "{whole}");
+        assert_eq!((gang.min_workers, gang.workers), (Some(1), 4));
+    }
 }

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use stoke_api::TrainJob;
-use stoke_api::trainjob::{Outcome, Phase};
+use stoke_api::trainjob::{Outcome, Phase, Priority};
+use stoke_api::{Queue, TrainJob};
 
 use super::fixtures::{Stage, is_same, job, node};
 use super::plan::Action;
@@ -27,6 +27,18 @@ impl Dice {
         let index = self.roll(from.len().max(1) as u64) as usize;
         from.get(index).cloned()
     }
+}
+
+/// Two queues, of which one has a right to most of the GPUs.
+fn queues() -> Vec<Queue> {
+    let queue = |name: &str, guaranteed: u32| {
+        serde_json::from_value(json!({
+            "apiVersion": "stokehold.dev/v1alpha1", "kind": "Queue",
+            "metadata": {"name": name, "uid": name}, "spec": {"guaranteed": {"any": guaranteed}},
+        }))
+        .expect("a queue")
+    };
+    vec![queue("a", 4), queue("b", 1)]
 }
 
 /// What was ever on record, to hold against what is.
@@ -100,11 +112,15 @@ fn check_gang(stage: &Stage, job: &TrainJob) {
     if job.is_finished() {
         return;
     }
-    let status = job.status.as_ref();
+    // One that is resized is on record before the last workers of the one before it have stopped.
+    let status = job.status.clone().unwrap_or_default();
+    let resized = status.attempts.iter().rev().nth(1);
+    let resized = resized.filter(|before| before.outcome == Some(Outcome::Resized));
+    let stopping = resized.map(|before| before.number);
     assert!(
         attempts
             .iter()
-            .all(|attempt| Some(*attempt) == status.map(|s| s.attempt)),
+            .all(|attempt| *attempt == status.attempt || Some(*attempt) == stopping),
         "pods before their record"
     );
 }
@@ -134,14 +150,25 @@ fn jobs(dice: &mut Dice) -> Vec<TrainJob> {
     let frameworks = ["torch", "mpi", "tensorflow", "jax", "plain"];
     (0..3)
         .map(|i| {
-            let mut job = job(json!({
+            let workers = 1 + dice.roll(3);
+            let mut spec = json!({
                 "framework": dice.pick(&frameworks),
                 "command": ["python", "train.py"],
-                "workers": 1 + dice.roll(3),
-                "gpus": dice.roll(3),
+                "workers": workers,
+                "gpus": dice.pick(&[0, 1, 1, 2, 2]),
                 "retries": dice.roll(4),
                 "memory": {"limit": format!("{}Gi", 8 + dice.roll(24))},
-            }));
+                "priority": dice.pick(&["production", "standard", "experiment"]),
+                "queue": dice.pick(&[None, Some("a"), Some("a"), Some("b"), Some("none")]),
+            });
+            if dice.roll(2) == 0 {
+                spec["checkpoint"] = json!({"path": "/ckpt", "size": "1Gi"});
+            }
+            if dice.roll(2) == 0 {
+                spec["elastic"] = json!({"min": 1, "max": workers + dice.roll(2)});
+                spec["checkpoint"] = json!({"path": "/ckpt", "size": "1Gi"});
+            }
+            let mut job = job(spec);
             job.metadata.name = Some(format!("j{i}"));
             job.metadata.uid = Some(format!("uid-{i}"));
             job
@@ -184,27 +211,14 @@ fn happens(stage: &mut Stage, dice: &mut Dice) {
             let name = format!("j{}", dice.roll(3));
             if let Some(job) = stage.jobs.get_mut(&name) {
                 job.spec.workers = workers;
+                job.spec.elastic = None;
                 job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
             }
         }
+        (17..=18, Some(pod)) if phase == "Running" => stage.save(&pod),
         _ => stage.pass(dice.roll(20)),
     }
-    bury(stage);
-}
-
-/// A kubelet ends what was deleted within its grace period; what was on a node that is gone is collected.
-fn bury(stage: &mut Stage) {
-    let now = stage.now;
-    let nodes = stage.nodes.clone();
-    stage.pods.retain(|_, pod| {
-        let due = pod
-            .metadata
-            .deletion_timestamp
-            .as_ref()
-            .is_some_and(|time| time.0 <= now);
-        let homeless = cluster::node_of(pod).is_some_and(|node| !nodes.contains_key(node));
-        !(due || homeless)
-    });
+    stage.bury();
 }
 
 /// A leader dies, and what it had sent is carried out only after the next has read everything: a status, or some of the pods that are
@@ -247,10 +261,12 @@ fn hands_over(stage: &mut Stage, dice: &mut Dice, ledger: &mut Ledger, name: &st
     }
 }
 
-fn simulate(seed: u64) {
+/// How attempts ended.
+fn simulate(seed: u64) -> Vec<Outcome> {
     println!("seed {seed}");
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut stage = Stage::new(jobs(&mut dice), (0..3).map(|i| node(&format!("n{i}"), 2)));
+    stage.queues = queues();
     let mut ledger = Ledger::default();
     for _ in 0..400 {
         happens(&mut stage, &mut dice);
@@ -273,6 +289,7 @@ fn simulate(seed: u64) {
         }
     }
     settle(&mut stage, &mut ledger);
+    ledger.outcomes.into_values().collect()
 }
 
 /// From now on all goes well: every job comes to its end, and its gangs are whole.
@@ -283,6 +300,9 @@ fn settle(stage: &mut Stage, ledger: &mut Ledger) {
     }
     for job in stage.jobs.values_mut() {
         job.spec.suspend = false;
+        // What is more than its queue's guarantee, a production job would wait for without end.
+        job.spec.priority = Priority::Standard;
+        job.spec.queue = job.spec.queue.take().filter(|queue| queue != "none");
     }
     for _ in 0..60 {
         for name in stage.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -325,7 +345,7 @@ fn settle(stage: &mut Stage, ledger: &mut Ledger) {
             }
         }
         stage.pass(40);
-        bury(stage);
+        stage.bury();
     }
     for job in stage.jobs.values() {
         assert!(
@@ -339,9 +359,12 @@ fn settle(stage: &mut Stage, ledger: &mut Ledger) {
     assert_eq!(alive.count(), 0, "something runs on after the end");
 }
 
+/// Enough to see everything happen.
+const SEEDS: u64 = 12;
+
 /// `STOKE_SIMULATION_SEEDS=0..5000` for a long night, `STOKE_SIMULATION_SEEDS=28` for one that failed.
 fn seeds() -> std::ops::Range<u64> {
-    let said = std::env::var("STOKE_SIMULATION_SEEDS").unwrap_or_else(|_| "0..30".to_owned());
+    let said = std::env::var("STOKE_SIMULATION_SEEDS").unwrap_or_else(|_| format!("0..{SEEDS}"));
     let (from, to) = said.split_once("..").unwrap_or((&said, ""));
     let from = from.parse().expect("a seed");
     let to = if to.is_empty() {
@@ -354,7 +377,17 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn nothing_is_lost_or_doubled_whatever_happens() {
-    for seed in seeds() {
-        simulate(seed);
-    }
+    let seeds = seeds();
+    let many = seeds.end - seeds.start >= SEEDS;
+    let outcomes: Vec<Outcome> = seeds.flat_map(simulate).collect();
+    let all = [
+        Outcome::Succeeded,
+        Outcome::Failed,
+        Outcome::Interrupted,
+        Outcome::Suspended,
+        Outcome::Preempted,
+        Outcome::Resized,
+    ];
+    let missing = all.iter().find(|outcome| !outcomes.contains(outcome));
+    assert!(!many || missing.is_none(), "never seen: {missing:?}");
 }

@@ -39,6 +39,7 @@ pub struct Figures {
     watch_errors: Family<OfKind, Counter>,
     queued: Gauge,
     jobs: Family<InPhase, Gauge>,
+    waiting: Family<Because, Gauge>,
     mirrored: Family<OfKind, Gauge>,
     resident: Gauge<i64, AtomicI64>,
     cpu: Gauge<f64, AtomicU64>,
@@ -71,6 +72,11 @@ struct InPhase {
     phase: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Because {
+    reason: String,
+}
+
 impl Figures {
     pub fn new() -> Self {
         let seconds: fn() -> Histogram = || Histogram::new(REQUEST_SECONDS);
@@ -88,6 +94,7 @@ impl Figures {
             watch_errors: Family::default(),
             queued: Gauge::default(),
             jobs: Family::default(),
+            waiting: Family::default(),
             mirrored: Family::default(),
             resident: Gauge::default(),
             cpu: Gauge::default(),
@@ -156,6 +163,11 @@ impl Figures {
             self.queued.clone(),
         );
         all.register("jobs", "TrainJobs by phase", self.jobs.clone());
+        all.register(
+            "jobs_waiting",
+            "TrainJobs that wait, by the reason that they tell",
+            self.waiting.clone(),
+        );
         all.register(
             "mirrored_objects",
             "Objects held in memory, by kind",
@@ -239,12 +251,21 @@ impl Figures {
             .iter()
             .map(|phase| (format!("{phase:?}"), 0))
             .collect();
-        let mut objects =
-            BTreeMap::from([("TrainJob", 0), ("Pod", 0), ("Node", 0), ("Dataset", 0)]);
+        let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
+        let mut objects = BTreeMap::from([
+            ("TrainJob", 0),
+            ("Pod", 0),
+            ("Node", 0),
+            ("Dataset", 0),
+            ("Queue", 0),
+        ]);
         if let Some(hub) = hub {
             let world = hub.world();
             for (_, job) in world.jobs.iter() {
                 let phase = job.status.as_ref().map(|status| status.phase);
+                if let Some(status) = job.status.as_ref().filter(|it| it.phase == Phase::Queued) {
+                    *reasons.entry(status.reason.clone()).or_default() += 1;
+                }
                 *phases
                     .entry(format!("{:?}", phase.unwrap_or_default()))
                     .or_default() += 1;
@@ -254,10 +275,16 @@ impl Figures {
                 ("Pod", world.pods.iter().count()),
                 ("Node", world.nodes.iter().count()),
                 ("Dataset", world.datasets.iter().count()),
+                ("Queue", world.queues.iter().count()),
             ]);
         }
         for (phase, count) in phases {
             self.jobs.get_or_create(&InPhase { phase }).set(count);
+        }
+        // One that nobody waits for any more is not shown with its last figure.
+        self.waiting.clear();
+        for (reason, count) in reasons {
+            self.waiting.get_or_create(&Because { reason }).set(count);
         }
         for (kind, count) in objects {
             self.mirrored
@@ -357,6 +384,7 @@ mod tests {
         stoke_mirrored_objects{kind="Dataset"} 0
         stoke_mirrored_objects{kind="Node"} 0
         stoke_mirrored_objects{kind="Pod"} 0
+        stoke_mirrored_objects{kind="Queue"} 0
         stoke_mirrored_objects{kind="TrainJob"} 0
         stoke_queue_depth 0
         stoke_reconcile_duration_seconds_count 2

@@ -2,13 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ObjectMeta;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use stoke_sched::{Gang, Resources};
 
+use super::holding::holds;
+use super::ledger::Share;
 use super::*;
+use crate::mirror::Mirrored;
+use crate::trainjob::fixtures::config;
 
 fn tell<K: Kind>(world: &mut World, object: Value) -> Wakes {
     let object: K = serde_json::from_value(object).expect("an object");
@@ -21,14 +26,15 @@ fn job(name: &str, version: u32, priority: &str, created: &str, status: Value) -
         "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob",
         "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": version.to_string(), "generation": 1,
             "creationTimestamp": created},
-        "spec": {"command": ["a"], "priority": priority},
+        "spec": {"command": ["a"], "priority": priority, "framework": "torch"},
         "status": status,
     })
 }
 
 fn pod(version: u32, phase: &str) -> Value {
     json!({
-        "metadata": {"name": "r-1-0", "namespace": "ns", "uid": "p", "resourceVersion": version.to_string(), "labels": {"stokehold.dev/job": "r"}},
+        "metadata": {"name": "r-1-0", "namespace": "ns", "uid": "p", "resourceVersion": version.to_string(),
+            "labels": {"stokehold.dev/job": "r", "stokehold.dev/attempt": "1"}},
         "spec": {"nodeName": "n", "containers": [{"name": "worker", "resources": {"requests": {"memory": "6Gi"}}}]},
         "status": {"phase": phase},
     })
@@ -52,128 +58,145 @@ fn key(name: &str) -> Key {
 
 /// One node with 8 GiB, of which the job `r` has six; `c`, `b` and `a` wait, in this order.
 fn world() -> World {
-    let mut world = World::default();
+    let mut world = World::new(config());
     tell::<Node>(&mut world, node(1, "2026-01-01T00:00:00Z", "8Gi"));
     let queued = || json!({"phase": "Queued"});
     for (name, version, priority, created) in [
-        ("b", 1, "standard", "2026-01-02T00:00:00Z"),
-        ("a", 2, "standard", "2026-01-03T00:00:00Z"),
-        ("c", 3, "production", "2026-01-04T00:00:00Z"),
+        ("b", 1, "standard", "2026-01-01T00:00:02Z"),
+        ("a", 2, "standard", "2026-01-01T00:00:03Z"),
+        ("c", 3, "production", "2026-01-01T00:00:04Z"),
     ] {
         tell::<TrainJob>(&mut world, job(name, version, priority, created, queued()));
     }
-    let running = json!({"phase": "Running", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n"], "runningAt": "2026-01-01T00:00:01Z"}]});
+    let running = json!({"phase": "Running", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n"], "runningAt": "2026-01-01T00:00:01Z",
+        "memory": {"request": "6Gi", "limit": "6Gi", "why": ""}}]});
     let running = job("r", 4, "standard", "2026-01-01T00:00:00Z", running);
     tell::<TrainJob>(&mut world, running);
     tell::<Pod>(&mut world, pod(5, "Running"));
     world
 }
 
-fn lacks(workers: u32, gib: u64, missing: u32) -> Option<Shortage> {
+fn asks(workers: u32, gib: u64) -> Option<Arc<Ask>> {
     let ask = Resources {
         memory: stoke_api::Bytes::gib(gib),
         pods: 1,
         ..Resources::default()
     };
-    let gang = Arc::new(Gang {
+    let gang = Gang {
         workers,
         ask,
         ..Gang::default()
-    });
-    Some(Shortage::Workers { gang, missing })
+    };
+    Some(Arc::new(Ask {
+        gang: Arc::new(gang),
+        size: crate::trainjob::pod::Size::default(),
+        shares_network: true,
+        until: None,
+    }))
 }
 
-/// Everyone who may get room, in order, none of whom takes any.
-fn contenders(world: &mut World, ahead_of: Option<&str>) -> Vec<String> {
-    let mut found = Vec::new();
-    let ahead_of = ahead_of.map(key);
-    while let Some(next) = world.next_in_line(ahead_of.as_ref()) {
-        if let Next::Serve(key) = next {
-            world.turn_away(&key, None);
-            found.push(key.name);
-        }
+/// Everyone who was not looked at asks for so much, `c`, `b` and `a`.
+fn ask(world: &mut World, gib: [u64; 3]) {
+    while let Some(key) = world.next_unseen() {
+        let wanted = ["c", "b", "a"].iter().position(|name| *name == key.name);
+        let job = world.jobs.get(&key).expect("it").clone();
+        let ask = wanted.and_then(|i| asks(1, gib[i]));
+        world.ask(&job, ask).expect("as it was");
     }
-    found
+}
+
+/// Who was given room, as they are woken for it.
+fn given(world: &mut World) -> Vec<String> {
+    let mut woken = world.serve(now()).jobs;
+    woken.retain(|key| matches!(world.room_of(key), Room::Given { .. }));
+    woken.into_iter().map(|key| key.name).collect()
+}
+
+fn now() -> Timestamp {
+    "2026-01-01T00:00:05Z".parse().expect("a time")
 }
 
 #[test]
-fn those_who_wait_are_served_in_their_order() {
-    assert_eq!(contenders(&mut world(), None), ["c", "b", "a"]);
-    assert_eq!(contenders(&mut world(), Some("a")), ["c", "b"]);
-    assert_eq!(
-        contenders(&mut world(), Some("r")),
-        ["c"],
-        "the older goes before all but the more important"
-    );
-}
-
-#[test]
-fn who_was_turned_away_is_not_asked_again_until_there_may_be_enough_room() {
+fn nobody_is_given_room_before_all_who_want_some_were_looked_at() {
     let mut world = world();
-    world.turn_away(&key("c"), lacks(1, 9, 1));
-    world.turn_away(&key("b"), lacks(1, 4, 1));
-    world.turn_away(&key("a"), lacks(4, 2, 3));
-    assert_eq!(contenders(&mut world, None), [""; 0]);
-    let wakes = tell::<Pod>(&mut world, pod(6, "Succeeded"));
+    let first = world.next_unseen().expect("someone");
+    assert_eq!(first, key("a"));
+    let job = world.jobs.get(&first).expect("it").clone();
+    world.ask(&job, asks(1, 2)).expect("as it was");
+    assert_eq!(given(&mut world), [""; 0]);
+    ask(&mut world, [2, 2, 2]);
+    assert_eq!(given(&mut world), ["c"], "there is room for one");
+}
+
+#[test]
+fn what_was_given_is_set_aside_until_it_is_on_record() {
+    let mut world = world();
+    ask(&mut world, [2, 2, 2]);
+    assert_eq!(given(&mut world), ["c"]);
+    assert_eq!(given(&mut world), [""; 0]);
+    let free = |world: &World| world.snapshot().node("n").expect("it").free().memory;
+    assert_eq!(free(&world), stoke_api::Bytes(0));
+    // The job changes before the attempt is on record: what was set aside is free, until it is looked at again.
+    let mut edited = job("c", 9, "production", "2026-01-01T00:00:04Z", json!({}));
+    edited["metadata"]["generation"] = json!(2);
+    assert!(tell::<TrainJob>(&mut world, edited).room);
+    assert_eq!(free(&world), stoke_api::Bytes::gib(2));
+    ask(&mut world, [4, 2, 2]);
+    assert_eq!(given(&mut world), ["b"], "it asks for too much now");
+    let wakes = tell::<Pod>(&mut world, pod(10, "Succeeded"));
     assert!(wakes.room);
     assert_eq!(
         names(&wakes.jobs),
         ["r"],
         "the others are not woken one by one"
     );
-    assert_eq!(
-        contenders(&mut world, None),
-        ["b", "a"],
-        "a worker of nine GiB fits nowhere"
-    );
-    let wakes = tell::<Pod>(&mut world, pod(7, "Succeeded"));
-    assert!(!wakes.room, "it was free already");
+    assert_eq!(given(&mut world), ["c", "a"]);
+    let attempt = json!({"phase": "Starting", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n"],
+        "memory": {"request": "4Gi", "limit": "4Gi", "why": ""}}]});
+    let mut recorded = job("c", 11, "production", "2026-01-01T00:00:04Z", attempt);
+    recorded["metadata"]["generation"] = json!(2);
+    tell::<TrainJob>(&mut world, recorded);
+    assert_eq!(free(&world), stoke_api::Bytes(0), "it is counted once");
+    assert!(!world.wants_room(&key("c")));
 }
 
 #[test]
-fn a_large_gang_is_not_asked_for_every_small_end() {
-    let mut world = world();
-    for name in ["a", "b", "c"] {
-        world.turn_away(&key(name), lacks(8, 1, 7));
+fn ports_are_leased_with_the_room() {
+    let mut world = World::new(Config {
+        ports: 1..=2,
+        ..config()
+    });
+    tell::<Node>(&mut world, node(1, "2026-01-01T00:00:00Z", "8Gi"));
+    for (name, version) in [("c", 1), ("b", 2), ("a", 3)] {
+        let job = job(name, version, "standard", "2026-01-01T00:00:00Z", json!({}));
+        tell::<TrainJob>(&mut world, job);
     }
-    assert!(!tell::<Pod>(&mut world, pod(6, "Failed")).room);
-    assert_eq!(contenders(&mut world, None), [""; 0]);
-}
-
-#[test]
-fn what_another_took_meanwhile_is_seen_without_planning() {
-    let mut world = world();
-    world.turn_away(&key("c"), lacks(1, 4, 1));
-    world.turn_away(&key("b"), lacks(1, 4, 1));
-    world.turn_away(&key("a"), lacks(1, 4, 1));
-    tell::<Pod>(&mut world, pod(6, "Failed"));
-    for name in ["c", "b"] {
-        assert_eq!(world.next_in_line(None), Some(Next::Serve(key(name))));
-        let job = world.jobs.get(&key(name)).expect("it").clone();
-        let attempt = Attempt {
-            number: 1,
-            nodes: vec!["n".to_owned()],
-            memory: Some(stoke_api::trainjob::Sizing {
-                request: stoke_api::Bytes::gib(4),
-                ..stoke_api::trainjob::Sizing::default()
-            }),
-            ..Attempt::default()
-        };
-        assert!(world.set_aside(&job, &attempt).is_some());
-    }
-    assert_eq!(world.next_in_line(None), Some(Next::TurnedAway));
-    assert_eq!(world.next_in_line(None), None);
-    // Its own is free to itself and to nobody else.
-    let free = |for_whom: &str| {
-        let snapshot = world.snapshot_for(&key(for_whom));
-        snapshot.node("n").expect("the node").free().memory
+    ask(&mut world, [1, 1, 1]);
+    assert_eq!(given(&mut world), ["a", "b"]);
+    let port = |world: &World, name: &str| match world.room_of(&key(name)) {
+        Room::Given { grant, .. } => grant.port,
+        _ => None,
     };
-    assert_eq!(free("a"), stoke_api::Bytes(0));
-    assert_eq!(free("c"), stoke_api::Bytes::gib(4));
-    // The job changes before the attempt is on record: what was set aside is free.
-    let changed = job("c", 9, "production", "2026-01-04T00:00:00Z", json!({}));
-    assert!(tell::<TrainJob>(&mut world, changed).room);
-    assert_eq!(contenders(&mut world, None), ["c", "a"]);
+    let (a, b) = (port(&world, "a"), port(&world, "b"));
+    assert!(a.is_some() && b.is_some() && a != b, "{a:?} {b:?}");
+    assert!(matches!(world.room_of(&key("c")), Room::NoPorts { .. }));
+    // Its lease is free when it wants no room any more.
+    let job = world.jobs.get(&key("a")).expect("it").clone();
+    world.ask(&job, None).expect("as it was");
+    ask(&mut world, [1, 1, 1]);
+    assert_eq!(given(&mut world), ["c"]);
+}
+
+#[test]
+fn a_node_that_goes_takes_back_what_was_given_there() {
+    let mut world = world();
+    ask(&mut world, [2, 2, 2]);
+    assert_eq!(given(&mut world), ["c"]);
+    let gone: Node = serde_json::from_value(node(9, "2026-01-01T00:00:00Z", "8Gi")).expect("it");
+    let wakes = world.watched(Event::Delete(gone)).pop().expect("wakes");
+    assert!(wakes.room && wakes.jobs.contains(&key("c")));
+    assert_eq!(world.room_of(&key("c")), Room::Unasked);
+    assert_eq!(world.next_unseen(), Some(key("c")));
 }
 
 #[test]
@@ -181,20 +204,125 @@ fn a_heartbeat_wakes_nobody() {
     let mut world = world();
     let wakes = tell::<Node>(&mut world, node(9, "2026-01-01T00:00:10Z", "8Gi"));
     assert_eq!(wakes, Wakes::default());
-    for name in ["a", "b", "c"] {
-        world.turn_away(&key(name), lacks(1, 4, 1));
-    }
-    let mut wakes = tell::<Node>(&mut world, node(10, "2026-01-01T00:00:20Z", "9Gi"));
+    ask(&mut world, [9, 9, 9]);
+    assert_eq!(given(&mut world), [""; 0]);
+    let mut wakes = tell::<Node>(&mut world, node(10, "2026-01-01T00:00:20Z", "19Gi"));
     assert_eq!(names(&wakes.jobs), ["r"], "who has a worker there");
     wakes.jobs_later.sort();
     assert_eq!(names(&wakes.jobs_later), ["a", "b", "c"]);
     assert!(wakes.room);
-    assert_eq!(contenders(&mut world, None), ["c", "b", "a"]);
+    assert_eq!(
+        world.room_of(&key("c")),
+        Room::Unasked,
+        "it may ask for another share of what there is"
+    );
+    assert_eq!(given(&mut world), ["c"], "and has room meanwhile");
+    assert!(matches!(
+        world.room_of(&key("c")),
+        Room::Given { stale: true, .. }
+    ));
+}
+
+fn queue(name: &str, version: u32, parent: Option<&str>, waiting: u32) -> Value {
+    json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "Queue",
+        "metadata": {"name": name, "uid": name, "resourceVersion": version.to_string()},
+        "spec": {"parent": parent}, "status": {"waiting": waiting},
+    })
+}
+
+#[test]
+fn a_queue_is_told_of_its_jobs_and_of_those_below_it() {
+    let mut world = world();
+    let wakes = tell::<Queue>(&mut world, queue("all", 1, None, 0));
+    assert_eq!((wakes.queues, wakes.room), (vec!["all".to_owned()], true));
+    tell::<Queue>(&mut world, queue("team", 2, Some("all"), 0));
+    let wakes = tell::<Queue>(&mut world, queue("team", 3, Some("all"), 1));
+    assert_eq!(wakes, Wakes::default(), "our own words");
+    let mut queued = job("c", 20, "production", "2026-01-01T00:00:04Z", json!({}));
+    queued["spec"]["queue"] = json!("team");
+    let wakes = tell::<TrainJob>(&mut world, queued);
+    assert_eq!(wakes.queues_soon, ["all", "team"]);
+    // A circle ends.
+    tell::<Queue>(&mut world, queue("all", 21, Some("team"), 0));
+    let found = world.with_those_above(["team"].into_iter());
+    assert_eq!(found, ["all", "team"]);
+}
+
+/// `r` has its room and writes checkpoints; `v` is more important and takes it.
+fn contested() -> World {
+    let mut world = world();
+    for name in ["a", "b", "c"] {
+        let gone: TrainJob =
+            serde_json::from_value(job(name, 30, "standard", "2026-01-01T00:00:00Z", json!({})))
+                .expect("it");
+        world.watched(Event::Delete(gone));
+    }
+    let held = json!({"phase": "Running", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n"], "runningAt": "2026-01-01T00:00:01Z",
+        "memory": {"request": "6Gi", "limit": "6Gi", "why": ""}}]});
+    tell::<TrainJob>(
+        &mut world,
+        job("r", 31, "experiment", "2026-01-01T00:00:00Z", held),
+    );
+    tell::<TrainJob>(
+        &mut world,
+        job("v", 32, "production", "2026-01-01T00:00:04Z", json!({})),
+    );
+    let claimant = world.next_unseen().expect("it");
+    let claims = world.jobs.get(&claimant).expect("it").clone();
+    world.ask(&claims, asks(1, 6)).expect("as it was");
+    let wakes = world.serve(now());
+    assert_eq!(
+        (names(&wakes.jobs), names(&wakes.jobs_soon)),
+        (vec!["r"], vec!["v"])
+    );
+    world
+}
+
+#[test]
+fn what_a_job_was_asked_to_give_up_is_its_own_again_when_nobody_wants_it() {
+    let mut world = contested();
+    let demand = world.demand_on(&key("r")).expect("a demand");
+    assert!(matches!(&demand, Demand::Yield { by, .. } if *by == key("v")));
+    assert!(world.serve(now()).jobs.is_empty(), "it is asked once");
+    let gone: TrainJob = serde_json::from_value(job(
+        "v",
+        40,
+        "production",
+        "2026-01-01T00:00:04Z",
+        json!({}),
+    ))
+    .expect("it");
+    world.watched(Event::Delete(gone));
+    assert_eq!(world.demand_on(&key("r")), None);
+    assert!(world.serve(now()).jobs.is_empty());
+}
+
+#[test]
+fn one_who_gives_way_has_its_room_until_its_workers_have_stopped() {
+    let mut world = contested();
+    let ended = json!({"phase": "Restarting", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n"], "runningAt": "2026-01-01T00:00:01Z",
+        "memory": {"request": "6Gi", "limit": "6Gi", "why": ""}, "outcome": "Preempted"}]});
+    tell::<TrainJob>(
+        &mut world,
+        job("r", 41, "experiment", "2026-01-01T00:00:00Z", ended),
+    );
+    let leaver = world.next_unseen().expect("it wants room again");
+    let job = world.jobs.get(&leaver).expect("it").clone();
+    world.ask(&job, None).expect("its workers must stop first");
+    assert!(world.serve(now()).jobs.is_empty());
+    let wait = match world.room_of(&key("v")) {
+        Room::Awaited { wait, .. } => wait.expect("why"),
+        other => panic!("{other:?}"),
+    };
+    insta::assert_snapshot!(wait.constraint, @"ns/r makes room for it");
+    tell::<Pod>(&mut world, pod(42, "Failed"));
+    assert_eq!(given(&mut world), ["v"]);
 }
 
 #[test]
 fn workers_that_come_up_are_gathered_until_the_last_has() {
-    let mut world = World::default();
+    let mut world = World::new(config());
     let status = json!({"phase": "Starting", "attempt": 1, "attempts": [{"number": 1, "nodes": ["n", "n"]}]});
     let starting = job("g", 1, "standard", "2026-01-01T00:00:00Z", status);
     tell::<TrainJob>(&mut world, starting);
@@ -264,15 +392,14 @@ enum Happening {
     JobGone {
         name: u8,
     },
-    SetAside {
-        name: u8,
-        attempt: u32,
-        nodes: Vec<u8>,
+    Looks {
+        workers: u8,
         gib: u8,
     },
-    TurnAway {
+    Serves,
+    Queue {
         name: u8,
-        lacks: bool,
+        parent: Option<u8>,
     },
     Relist,
 }
@@ -318,25 +445,17 @@ fn any_happening() -> impl Strategy<Value = Happening> {
                 port
             }),
         (0_u8..3).prop_map(|name| Happening::JobGone { name }),
-        (0_u8..3, 1_u32..3, nodes(), 0_u8..4).prop_map(|(name, attempt, nodes, gib)| {
-            Happening::SetAside {
-                name,
-                attempt,
-                nodes,
-                gib,
-            }
-        }),
-        (0_u8..3, any::<bool>()).prop_map(|(name, lacks)| Happening::TurnAway { name, lacks }),
+        (0_u8..4, 0_u8..4).prop_map(|(workers, gib)| Happening::Looks { workers, gib }),
+        Just(Happening::Serves),
+        (0_u8..2, prop::option::of(0_u8..2))
+            .prop_map(|(name, parent)| Happening::Queue { name, parent }),
         Just(Happening::Relist),
     ]
 }
 
-/// The world, and beside it what was set aside by hand.
-#[derive(Default)]
 struct Drill {
     world: World,
     version: u64,
-    set_aside: BTreeMap<Key, Attempt>,
 }
 
 impl Drill {
@@ -376,7 +495,7 @@ impl Drill {
                     &mut self.world,
                     json!({
                         "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": version,
-                            "labels": {"stokehold.dev/job": job_name(job)}},
+                            "labels": {"stokehold.dev/job": job_name(job), "stokehold.dev/attempt": attempt.to_string()}},
                         "spec": spec,
                         "status": {"phase": phase},
                     }),
@@ -418,48 +537,27 @@ impl Drill {
                     }
                 };
                 let job = job_name(name);
-                self.set_aside.remove(&key(&job));
                 let mut told =
                     super::tests::job(&job, 0, "standard", "2026-01-01T00:00:00Z", status);
                 told["metadata"]["resourceVersion"] = json!(version);
                 tell::<TrainJob>(&mut self.world, told);
             }
             Happening::JobGone { name } => {
-                self.set_aside.remove(&key(&job_name(name)));
                 self.gone::<TrainJob>("ns", &job_name(name));
             }
-            Happening::SetAside {
-                name,
-                attempt,
-                nodes,
-                gib,
-            } => {
-                let key = key(&job_name(name));
-                let Some(job) = self.world.jobs.get(&key).cloned() else {
-                    return;
-                };
-                if !self.world.wants_room(&key) {
-                    return;
+            Happening::Looks { workers, gib } => {
+                while let Some(key) = self.world.next_unseen() {
+                    let job = self.world.jobs.get(&key).expect("it").clone();
+                    let ask = asks(workers.into(), gib.into()).filter(|_| workers > 0);
+                    self.world.ask(&job, ask).expect("as it was");
                 }
-                let attempt = Attempt {
-                    number: attempt,
-                    nodes: nodes.into_iter().map(node_name).collect(),
-                    memory: Some(stoke_api::trainjob::Sizing {
-                        request: stoke_api::Bytes::gib(gib.into()),
-                        ..stoke_api::trainjob::Sizing::default()
-                    }),
-                    ..Attempt::default()
-                };
-                assert!(self.world.set_aside(&job, &attempt).is_some());
-                self.set_aside.insert(key, attempt);
             }
-            Happening::TurnAway { name, lacks: room } => {
-                let key = key(&job_name(name));
-                if self.world.wants_room(&key) {
-                    self.set_aside.remove(&key);
-                }
-                self.world
-                    .turn_away(&key, room.then(|| lacks(2, 2, 2)).flatten());
+            Happening::Serves => drop(self.world.serve(now())),
+            Happening::Queue { name, parent } => {
+                let parent = parent.map(|parent| format!("q{parent}"));
+                let mut told = queue(&format!("q{name}"), 0, parent.as_deref(), 0);
+                told["metadata"]["resourceVersion"] = json!(version);
+                tell::<Queue>(&mut self.world, told);
             }
             Happening::Relist => {
                 // A list that holds only the first half of what was there.
@@ -470,9 +568,6 @@ impl Drill {
                     .map(|(_, job)| job.as_ref().clone())
                     .collect();
                 let kept = jobs.len() / 2;
-                for gone in &jobs[kept..] {
-                    self.set_aside.remove(&Key::of(&gone.metadata));
-                }
                 self.world.watched(Event::<TrainJob>::Init);
                 for job in jobs.into_iter().take(kept) {
                     self.world.watched(Event::InitApply(job));
@@ -511,15 +606,20 @@ impl Drill {
             .jobs
             .iter()
             .filter_map(|(key, job)| Some((key.clone(), promise_of(job)?)));
-        let aside = self.set_aside.iter().map(|(key, attempt)| {
-            let job = world.jobs.get(key).expect("the job");
-            (key.clone(), promise(job, attempt))
+        let aside = world.jobs.iter().filter_map(|(key, _)| {
+            let Room::Given { grant, .. } = world.room_of(key) else {
+                return None;
+            };
+            Some((grant.plan.nodes.clone(), grant.plan.each(&grant.ask.gang)))
         });
         let mut taken: Vec<(String, Resources)> = pods
             .values()
             .map(|share| (share.node.clone(), share.amount.clone()))
             .collect();
-        for (job, promise) in on_record.chain(aside) {
+        for (nodes, each) in aside {
+            taken.extend(nodes.into_iter().map(|node| (node, each.clone())));
+        }
+        for (job, promise) in on_record {
             for (rank, node) in (0..).zip(&promise.nodes) {
                 let pod = stoke_api::names::pod_name(&job.name, promise.attempt, rank);
                 if !pods.contains_key(&Key::new(&job.namespace, &pod)) {
@@ -531,10 +631,7 @@ impl Drill {
         let taken = taken
             .iter()
             .map(|(node, amount)| (node.as_str(), amount.clone()));
-        assert_eq!(
-            world.ledger.snapshot().as_ref(),
-            &cluster::snapshot(nodes, taken)
-        );
+        assert_eq!(world.snapshot(), cluster::snapshot(nodes, taken));
 
         let addresses: BTreeMap<String, String> = world
             .nodes
@@ -545,7 +642,13 @@ impl Drill {
         let leased: BTreeMap<Key, RangeInclusive<u16>> = world
             .jobs
             .iter()
-            .filter_map(|(key, job)| Some((key.clone(), lease_of(job)?)))
+            .filter_map(|(key, job)| {
+                let given = world.rooms.given(key).and_then(|grant| {
+                    let workers = grant.plan.nodes.len();
+                    Some(lease(job, grant.port?, workers))
+                });
+                Some((key.clone(), given.or_else(|| lease_of(job))?))
+            })
             .collect();
         assert_eq!(world.leased, leased);
         let unbound: BTreeSet<Key> = world
@@ -565,13 +668,71 @@ impl Drill {
             let found: Vec<Key> = found.map(|(key, _)| key.clone()).collect();
             assert_eq!(indexed, found);
         }
-        let waits = |job: &TrainJob| {
-            let status = job.status.as_ref();
-            status.is_none_or(|status| status.phase == stoke_api::trainjob::Phase::Queued)
+        let wants = |job: &TrainJob| !job.is_finished() && live_attempt(job).is_none();
+        let wanting = world.jobs.iter().filter(|(_, job)| wants(job));
+        let wanting: BTreeSet<&Key> = wanting.map(|(key, _)| key).collect();
+        assert_eq!(world.rooms.wanting().collect::<BTreeSet<_>>(), wanting);
+        self.check_scheduler();
+    }
+
+    /// A scheduler that is told everything at once says of each queue what this one says.
+    fn check_scheduler(&self) {
+        let world = &self.world;
+        let mut anew = World::new(config());
+        for (_, queue) in world.queues.iter() {
+            anew.watched(Event::Apply(queue.as_ref().clone()));
+        }
+        for (_, node) in world.nodes.iter() {
+            anew.watched(Event::Apply(node.as_ref().clone()));
+        }
+        for (key, job) in world.jobs.iter() {
+            anew.watched(Event::Apply(job.as_ref().clone()));
+            if let Some(ask) = world.rooms.ask_of(key) {
+                let _ = anew.ask(&anew.jobs.get(key).expect("it").clone(), Some(ask.clone()));
+            }
+        }
+        let standings = |world: &World| {
+            let standings = world.scheduler().standings();
+            let counted = standings.into_iter();
+            let counted = counted.map(|(name, it)| (name, it.waiting, it.fault));
+            counted.collect::<Vec<_>>()
         };
-        let waiting = world.jobs.iter().filter(|(_, job)| waits(job));
-        let waiting: BTreeSet<&Key> = waiting.map(|(key, _)| key).collect();
-        assert_eq!(world.line.waiting().collect::<BTreeSet<_>>(), waiting);
+        let in_memory = |world: &World| {
+            let given = world.jobs.iter().filter(|(key, _)| {
+                let room = world.room_of(key);
+                matches!(room, Room::Given { .. })
+            });
+            u32::try_from(given.count()).expect("a few")
+        };
+        let mut expected = standings(&anew);
+        expected[0].1 -= in_memory(world);
+        assert_eq!(standings(world), expected);
+        // Who has an attempt, or workers left of one.
+        let alive = |job: &str, attempt: Option<u32>| {
+            world.workers_of(&key(job)).any(|pod| {
+                let node = pod
+                    .node()
+                    .and_then(|node| world.nodes.get(&Key::new("", node)));
+                let is_ready = node.is_some_and(|node| cluster::is_ready(node));
+                let is_of_it = attempt.is_none() || pod.metadata.attempt == attempt;
+                !pod.is_finished() && is_ready && is_of_it
+            })
+        };
+        for name in ["j0", "j1", "j2"] {
+            let holds = world.rooms.holds(&key(name));
+            match world.jobs.get(&key(name)) {
+                None => assert!(!holds || alive(name, None), "{name} lingers"),
+                Some(_) if world.rooms.has_asked(&key(name)) => assert!(!holds),
+                Some(job) => {
+                    let status = job.status.as_ref();
+                    let attempt = status.and_then(|status| status.current_attempt());
+                    let has = attempt.is_some_and(|attempt| {
+                        attempt.outcome.is_none() || alive(name, Some(attempt.number))
+                    });
+                    assert_eq!(holds, has, "{name}");
+                }
+            }
+        }
     }
 }
 
@@ -580,7 +741,7 @@ proptest! {
     fn what_is_kept_up_is_what_would_be_made_anew(
         happenings in prop::collection::vec(any_happening(), 0..60),
     ) {
-        let mut drill = Drill::default();
+        let mut drill = Drill { world: World::new(config()), version: 0 };
         for happening in happenings {
             drill.happen(happening);
             drill.check();

@@ -51,7 +51,7 @@ impl Worker {
             .as_ref()
             .map(|record| record.gpus.clone())
             .unwrap_or_default();
-        self.gpus = self.shared.ledger().restore(&self.uid, held, ids);
+        self.gpus = self.shared.ledger().restore(&self.uid, held, &ids);
     }
 
     /// A pod the node accepted before: its decisions stand.

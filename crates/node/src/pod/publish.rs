@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use stoke_api::names::{GPU_DEVICES_ANNOTATION, USAGE_ANNOTATION};
+use stoke_api::names::{GPU_DEVICES_ANNOTATION, LAST_CHECKPOINT_ANNOTATION, USAGE_ANNOTATION};
 
 use super::Worker;
 use crate::causes::chain;
+use crate::checkpoint;
 use crate::status::{self, Observed};
 use crate::usage::Usage;
 
@@ -114,6 +115,20 @@ impl Worker {
     pub(super) async fn publish_usage(&mut self, usage: &Usage) {
         if let Ok(text) = serde_json::to_string(usage) {
             self.annotate(USAGE_ANNOTATION, text).await;
+        }
+    }
+
+    /// Tells when the newest checkpoint was written, once for each.
+    pub(super) async fn publish_checkpoint(&mut self) {
+        let Some(dir) = checkpoint::directory(&self.pod, &self.shared.claims.borrow()) else {
+            return;
+        };
+        let newest = tokio::task::spawn_blocking(move || checkpoint::newest(&dir)).await;
+        let Some(newest) = newest.ok().flatten().map(|at| at.to_string()) else {
+            return;
+        };
+        if self.pod.annotations().get(LAST_CHECKPOINT_ANNOTATION) != Some(&newest) {
+            self.annotate(LAST_CHECKPOINT_ANNOTATION, newest).await;
         }
     }
 

@@ -14,6 +14,7 @@ use super::notice::{Notice, notices};
 use super::publish::grace_seconds;
 use super::{Backoff, Next, Stopping, Worker};
 use crate::causes::chain;
+use crate::checkpoint;
 use crate::probe::{self, Finding, Report};
 use crate::shim::protocol::{ContainerState, Request, ShimStatus};
 use crate::shim::{self, Connection, Life};
@@ -27,6 +28,8 @@ use crate::volumes;
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// How often files of configMaps and secrets are compared with their objects; a kubelet's rhythm.
 const REFRESH_EVERY: Duration = Duration::from_secs(60);
+/// How often the checkpoint directory is looked into.
+const CHECKPOINTS_EVERY: Duration = Duration::from_secs(10);
 /// An evicted pod gets a moment, no more: it is harming others.
 const EVICTION_GRACE_SECONDS: u64 = 1;
 /// How long beyond the grace period a shim may take to end a pod before it is killed itself.
@@ -61,6 +64,7 @@ impl Drop for Watchers {
 struct Due {
     disk: Option<Instant>,
     refresh: Option<Instant>,
+    checkpoint: Option<Instant>,
     deadline: Option<Instant>,
     /// A write or a request that failed.
     again: Option<Instant>,
@@ -73,6 +77,8 @@ impl Worker {
         let mut due = Due {
             disk: storage::is_limited(&self.pod).then_some(now),
             refresh: volumes::has_refreshable(&self.pod).then(|| now + REFRESH_EVERY),
+            checkpoint: checkpoint::directory(&self.pod, &self.shared.claims.borrow())
+                .map(|_| now + CHECKPOINTS_EVERY),
             deadline: self.deadline(),
             again: None,
         };
@@ -102,6 +108,10 @@ impl Worker {
                 () = at(due.refresh) => {
                     due.refresh = Some(Instant::now() + REFRESH_EVERY);
                     self.refresh_files().await;
+                }
+                () = at(due.checkpoint) => {
+                    due.checkpoint = Some(Instant::now() + CHECKPOINTS_EVERY);
+                    self.publish_checkpoint().await;
                 }
                 () = at(due.deadline), if self.fate.is_none() => {
                     self.shared.events.normal(&self.about, "DeadlineExceeded", Fate::DeadlineExceeded.message());

@@ -13,7 +13,9 @@ use tokio::sync::mpsc;
 
 use super::Rhythm;
 use crate::failure;
-use crate::render::top::{JobRow, NodeRow, Picture, cpu_text, gpu_text, memory_text, percent};
+use crate::render::top::{
+    JobRow, NodeRow, Picture, cpu_text, given_text, gpu_text, memory_text, percent,
+};
 
 /// Cells of a bar.
 const BAR: usize = 20;
@@ -203,11 +205,7 @@ impl Screen {
                 Cell::from(fullness.map(percent).unwrap_or_default()),
                 Cell::from(memory_text(usage.memory, usage.limit)),
                 Cell::from(cpu_text(job.cpu_milli())),
-                Cell::from(if job.gpus == 0 {
-                    "-".to_owned()
-                } else {
-                    job.gpus.to_string()
-                }),
+                Cell::from(given_text(job.gpus)),
                 Cell::from(job.since.clone()),
                 Cell::from(job.why.clone()).dim(),
             ])

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::Reason;
-use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
+use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase, Preemption};
 use stoke_memory::{Blame, Diagnosis, End, Evidence, NOT_STARTED, diagnose};
 
 use super::{Turn, after, telling};
@@ -23,6 +23,8 @@ pub struct Ending {
     pub last_phase: Option<Phase>,
     /// Nodes on which workers did not start.
     pub avoid: Vec<String>,
+    /// Who gets its room, where that ended it.
+    pub preemption: Option<Preemption>,
 }
 
 /// When one worker is out of memory the others soon lose their connection to it, and are seen to fail first as often as not. Ends
@@ -90,6 +92,7 @@ fn succeeded(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -
         at: not_after(turn, at),
         last_phase: Some(Phase::Complete),
         avoid: Vec::new(),
+        preemption: None,
     })
 }
 
@@ -146,6 +149,7 @@ fn suspended(turn: &Turn<'_>) -> Option<Ending> {
         at: turn.now,
         last_phase: None,
         avoid: Vec::new(),
+        preemption: None,
     })
 }
 
@@ -156,7 +160,7 @@ fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) 
         Some(worker) if worker.is_stopping() => Some(End::Deleted),
         // Before all ran, a pod that is not there may simply not have been created yet.
         None if attempt.running_at.is_some() => Some(End::Deleted),
-        _ if turn.observed.cluster.node(node).is_none() => Some(End::NodeGone),
+        _ if is_gone(turn, node) => Some(End::NodeGone),
         _ => None,
     });
     lost.map(|(rank, diagnosis)| diagnosed(diagnosis, rank, None, turn.now))
@@ -209,6 +213,11 @@ fn lost<'a>(
     lost.next()
 }
 
+/// One that has yet to come is not gone.
+fn is_gone(turn: &Turn<'_>, node: &str) -> bool {
+    !node.is_empty() && turn.observed.cluster.node(node).is_none()
+}
+
 fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
     let max = turn.job.spec.max_duration?;
     let over = attempt.running_at.is_some() && turn.ran_seconds(attempt) >= max.seconds;
@@ -220,6 +229,7 @@ fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         at: turn.now,
         last_phase: Some(Phase::Failed),
         avoid: Vec::new(),
+        preemption: None,
     })
 }
 
@@ -244,6 +254,12 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         return None;
     }
     let placed = attempt.placed_at.as_ref()?;
+    if let Some(due) = turn.awaits_nodes(attempt) {
+        return (due <= turn.now).then(|| without_nodes(turn, attempt, ranks));
+    }
+    if turn.follows_another(attempt, ranks) {
+        return None;
+    }
     let over = |at: Timestamp| at <= turn.now;
     let all = over(after(placed.0, turn.config.start_deadline));
     let late = || {
@@ -288,6 +304,23 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     })
 }
 
+/// No autoscaler has brought nodes for all of the gang: what it has is given back.
+fn without_nodes(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Ending {
+    let unbound = ranks.iter().flatten().filter(|w| w.pod.node().is_none());
+    let said = unbound.clone().find_map(Worker::waits_for);
+    let message = telling::no_nodes_came(attempt, unbound.count(), said.as_deref());
+    let exit = Exit {
+        rank: 0,
+        exit_code: None,
+        reason: Reason::WaitingForNodes.to_string(),
+        message: message.clone(),
+    };
+    Ending {
+        exit: Some(exit),
+        ..Ending::interrupted(Reason::WaitingForNodes, message, turn.now)
+    }
+}
+
 /// Did the attempt before not start with a worker on this node? A node that still pulls an image has part of it: there it is quicker than
 /// elsewhere, once.
 fn was_late_before(turn: &Turn<'_>, node: &str) -> bool {
@@ -309,14 +342,9 @@ fn changed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> 
     let complete = !ranks.is_empty()
         && ranked.all(|(rank, worker)| worker.is_some() || attempt.has_succeeded(rank));
     let same = attempt.generation == turn.job.metadata.generation && !ranks.is_empty();
-    (!complete && !same).then(|| Ending {
-        outcome: Outcome::Interrupted,
-        exit: None,
-        reason: Reason::WorkerLost,
-        message: "the job was changed while its workers were being created".to_owned(),
-        at: turn.now,
-        last_phase: None,
-        avoid: Vec::new(),
+    (!complete && !same).then(|| {
+        let message = "the job was changed while its workers were being created".to_owned();
+        Ending::interrupted(Reason::WorkerLost, message, turn.now)
     })
 }
 
@@ -337,6 +365,7 @@ fn refused(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         at: turn.now,
         last_phase: None,
         avoid: Vec::new(),
+        preemption: None,
     })
 }
 
@@ -358,20 +387,31 @@ fn diagnosed(diagnosis: Diagnosis, rank: u32, exit_code: Option<i32>, at: Timest
         at,
         last_phase: None,
         avoid: Vec::new(),
+        preemption: None,
     }
 }
 
 impl Ending {
     /// What the rest of the gang is made of is not there any more.
     pub fn unmakeable(message: String, at: Timestamp) -> Self {
+        Self::interrupted(Reason::Misconfigured, message, at)
+    }
+
+    fn interrupted(reason: Reason, message: String, at: Timestamp) -> Self {
+        Self::begun_anew(Outcome::Interrupted, reason, message, at)
+    }
+
+    /// The job goes on with another attempt.
+    pub fn begun_anew(outcome: Outcome, reason: Reason, message: String, at: Timestamp) -> Self {
         Self {
-            outcome: Outcome::Interrupted,
+            outcome,
             exit: None,
-            reason: Reason::Misconfigured,
+            reason,
             message,
             at,
             last_phase: None,
             avoid: Vec::new(),
+            preemption: None,
         }
     }
 }

@@ -1,28 +1,26 @@
-//! The next attempt: how large its workers are, where they run, and by what port they meet.
+//! The next attempt: how large its workers are, and what it is made of when there is room for it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::trainjob::{Attempt, Network};
-use stoke_api::{Bytes, CpuMilli, Reason};
+use stoke_api::{Bytes, CpuMilli, Reason, TrainJob};
 use stoke_memory::{Share, share_of, size};
-use stoke_sched::{Explanation, Gang, Node, candidates, place};
+use stoke_sched::{Gang, Node, Plan, candidates};
 
 use super::{Turn, after};
 use crate::config::Home;
-use crate::trainjob::pod::{Blueprint, Size};
-use crate::trainjob::rendezvous::{lease, port_count};
+use crate::trainjob::pod::{Blueprint, Gpus, Size};
 use crate::trainjob::template::Misconfigured;
-use crate::world::Shortage;
+use crate::world::{Ask, Grant, Room};
 
 const MIB: u64 = 1 << 20;
 
-/// Why there is no next attempt yet.
+/// Why nothing is asked for yet.
 pub struct Waiting {
     pub reason: Reason,
     pub message: String,
-    pub shortage: Option<Shortage>,
 }
 
 impl From<Misconfigured> for Waiting {
@@ -30,18 +28,35 @@ impl From<Misconfigured> for Waiting {
         Self {
             reason: Reason::Misconfigured,
             message: wrong.to_string(),
-            shortage: None,
         }
     }
 }
 
-pub fn next_attempt(turn: &Turn<'_>) -> Result<Attempt, Waiting> {
-    let job = turn.job;
+/// What the next attempt asks for: what it asked for before, where nothing has changed that decides it.
+pub fn ask(turn: &Turn<'_>) -> Result<Arc<Ask>, Waiting> {
     turn.datasets_are_there().map_err(|message| Waiting {
         reason: Reason::WaitingForDataset,
         message,
-        shortage: None,
     })?;
+    let known = match &turn.observed.room {
+        Room::Unasked => None,
+        Room::Awaited { ask, .. } | Room::NoPorts { ask } => Some((ask, false)),
+        Room::Given { grant, stale } => Some((&grant.ask, *stale)),
+    };
+    let holds = |ask: &Ask| ask.until.is_none_or(|until| until > turn.now);
+    if let Some((ask, _)) = known.filter(|(ask, stale)| holds(ask) && !stale) {
+        return Ok(ask.clone());
+    }
+    let anew = made_anew(turn)?;
+    // The same in all but the time is the same: what was given for it is good.
+    Ok(match known {
+        Some((ask, _)) if **ask == anew => ask.clone(),
+        _ => Arc::new(anew),
+    })
+}
+
+fn made_anew(turn: &Turn<'_>) -> Result<Ask, Waiting> {
+    let job = turn.job;
     let blueprint = Blueprint::new(job, &turn.observed.datasets, turn.config)?;
     turn.claims_can_be_shared()?;
     let unsized_gang = surrounded(turn, blueprint.gang(&Size::default())?);
@@ -55,40 +70,59 @@ pub fn next_attempt(turn: &Turn<'_>) -> Result<Attempt, Waiting> {
         ),
         cpus: cpus(turn, share.as_ref()),
         storage: storage(turn, &nodes),
+        gpu_resource: None,
     };
-    let gang = surrounded(turn, blueprint.gang(&size)?);
-    let plan = place(&turn.observed.cluster, &gang).map_err(|why| Waiting {
-        reason: why.reason(),
-        message: why.to_string(),
-        shortage: shortage(&why, &gang),
-    })?;
-    let number = turn.status.attempt.saturating_add(1);
-    Ok(Attempt {
-        number,
+    Ok(Ask {
+        gang: Arc::new(surrounded(turn, blueprint.gang(&size)?)),
+        size,
+        shares_network: blueprint.network() == Network::Host,
+        until: avoided(turn).map(|(_, until)| until).min(),
+    })
+}
+
+/// The attempt that is made of the room it was given.
+pub fn attempt(turn: &Turn<'_>, grant: &Grant) -> Attempt {
+    let size = grant.ask.size.clone();
+    Attempt {
+        number: turn.status.attempt.saturating_add(1),
         placed_at: Some(Time(turn.now)),
-        generation: job.metadata.generation,
-        port: port(turn, &blueprint, number)?,
-        nodes: plan.nodes,
+        generation: turn.job.metadata.generation,
+        port: grant.port,
         cpus: Some(size.cpus),
         memory: Some(size.memory),
         storage: size.storage,
+        ..placed(turn.job, &grant.plan)
+    }
+}
+
+/// Where a plan puts workers, as an attempt of the job has it.
+pub fn placed(job: &TrainJob, plan: &Plan) -> Attempt {
+    let gpus = Gpus::of(plan, &job.spec.gpus);
+    Attempt {
+        nodes: plan.nodes.clone(),
+        devices: gpus.devices,
+        gpu_resource: gpus.resource,
         ..Attempt::default()
-    })
+    }
+}
+
+/// Nodes that failed it of late, and until when they are kept off.
+fn avoided<'a>(turn: &'a Turn<'_>) -> impl Iterator<Item = (&'a String, Timestamp)> {
+    let ended = turn.status.attempts.iter().filter_map(|attempt| {
+        let finished = attempt.finished_at.as_ref()?;
+        let until = after(finished.0, turn.config.avoid_for);
+        (until > turn.now).then_some((attempt, until))
+    });
+    ended.flat_map(|(attempt, until)| attempt.avoid.iter().map(move |node| (node, until)))
 }
 
 /// The gang with what is known beyond its own spec: where its volumes are, and which nodes failed it of late.
 fn surrounded(turn: &Turn<'_>, gang: Gang) -> Gang {
     let claims = turn.observed.claims.values();
     let reach = claims.map(|(_, claim)| claim.reach.clone());
-    let recent = turn.status.attempts.iter().filter(|attempt| {
-        let finished = attempt.finished_at.as_ref();
-        finished.is_some_and(|at| after(at.0, turn.config.avoid_for) > turn.now)
-    });
     Gang {
         volumes: reach.filter(|terms| !terms.is_empty()).collect(),
-        avoid: recent
-            .flat_map(|attempt| attempt.avoid.iter().cloned())
-            .collect::<BTreeSet<_>>(),
+        avoid: avoided(turn).map(|(node, _)| node.clone()).collect(),
         ..gang
     }
 }
@@ -100,19 +134,8 @@ fn share(turn: &Turn<'_>, node: &Node, nodes: usize) -> Option<Share> {
         memory: node.allocatable.memory,
         node_gpus: node.allocatable.gpus,
         gpus: turn.job.spec.gpus.whole(),
-        workers: turn.job.spec.workers.div_ceil(nodes),
+        workers: turn.job.spec.workers_max().div_ceil(nodes),
     })
-}
-
-/// What would make it worth while to ask again.
-fn shortage(why: &Explanation, gang: &Gang) -> Option<Shortage> {
-    match why {
-        Explanation::Unsupported { .. } => None,
-        Explanation::NoRoom(no_room) => Some(Shortage::Workers {
-            gang: Arc::new(gang.clone()),
-            missing: no_room.workers.saturating_sub(no_room.fitting).max(1),
-        }),
-    }
 }
 
 /// The part that a worker has in a node, of all nodes it may run on the least: then it fits any of them. With the node's CPUs.
@@ -150,24 +173,4 @@ fn cpus(turn: &Turn<'_>, share: Option<&(Share, CpuMilli)>) -> CpuMilli {
             if share.gpus > 0 { part } else { part.min(one) }
         }
     }
-}
-
-/// The first port of its lease, where its workers share a network with others.
-fn port(turn: &Turn<'_>, blueprint: &Blueprint<'_>, attempt: u32) -> Result<Option<u16>, Waiting> {
-    let count = port_count(turn.job.spec.framework, turn.job.spec.workers);
-    if blueprint.network() == Network::Pod || count == 0 {
-        return Ok(None);
-    }
-    let uid = turn.job.metadata.uid.as_deref().unwrap_or_default();
-    let ports = &turn.config.ports;
-    let found = lease(ports, &turn.observed.leased, count, uid, attempt);
-    found.map(Some).ok_or_else(|| Waiting {
-        reason: Reason::InsufficientCapacity,
-        message: format!(
-            "no {count} neighbouring ports are free between {} and {}; it starts when other jobs have ended",
-            ports.start(),
-            ports.end()
-        ),
-        shortage: Some(Shortage::Ports),
-    })
 }

@@ -3,11 +3,14 @@
 //! Invariant: nothing here depends on the clock but the times it is given, so that saying it again changes nothing.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::condition::{self, ConditionType};
-use stoke_api::trainjob::{Attempt, Phase, TrainJobStatus};
+use stoke_api::trainjob::{Attempt, Phase, Preemption, TrainJobStatus, Waiting};
 use stoke_api::{Reason, Span};
+use stoke_sched::Wait;
 
 use super::{Action, Turn};
 use crate::trainjob::workers::Worker;
@@ -52,6 +55,8 @@ impl Turn<'_> {
             Reason::StoppingWorkers,
             Reason::InsufficientCapacity,
             Reason::WaitingForQuota,
+            Reason::WaitingForTurn,
+            Reason::WaitingForNodes,
         ];
         let status = &self.status;
         match status.phase {
@@ -173,6 +178,88 @@ pub fn suspended(stopping: usize) -> String {
         0 => "suspended; it goes on when spec.suspend is false".to_owned(),
         n => format!("suspended; {} must still stop", workers(n)),
     }
+}
+
+/// Why it waits and what would help, but for what changes with every job that ends.
+pub fn waiting(wait: &Wait) -> String {
+    let mut words = wait.constraint.to_string();
+    for (i, remedy) in wait.helps.iter().enumerate() {
+        words.push_str(if i == 0 {
+            "; it would start with "
+        } else {
+            ", or with "
+        });
+        words.push_str(&remedy.to_string());
+    }
+    words
+}
+
+/// Where it stands in line, by the same value that says why it waits.
+pub fn place_in_line(wait: &Wait, told_at: Option<Timestamp>) -> Waiting {
+    Waiting {
+        position: wait.ahead.saturating_add(1),
+        estimated_start: wait.start.as_ref().map(|start| Time(start.at)),
+        as_of: told_at.map(Time),
+    }
+}
+
+pub fn preempted(preemption: &Preemption, writes_checkpoints: bool) -> String {
+    let Preemption { by, why, .. } = preemption;
+    let until = preemption.until.as_ref();
+    let until = until.map(|until| format!(" by {:.0}", until.0));
+    let goes_on = if writes_checkpoints {
+        "it goes on from its last checkpoint"
+    } else {
+        "it begins anew"
+    };
+    format!(
+        "it gives its room to {by}: {why}; its workers stop{}, and {goes_on} when there is room again",
+        until.unwrap_or_default()
+    )
+}
+
+pub fn resized(from: usize, to: usize, preemption: Option<&Preemption>) -> String {
+    let change = format!("it goes on with {} instead of {from}", workers(to));
+    match preemption {
+        None => format!("{change}: there is room for more"),
+        Some(Preemption { by, why, .. }) => format!("{change}, for {by}: {why}"),
+    }
+}
+
+/// While what was there before stops.
+pub fn resizing(attempt: &Attempt, stopping: usize) -> String {
+    format!(
+        "it goes on as attempt {} with {}; {} of the last must stop first",
+        attempt.number,
+        workers(attempt.nodes.len()),
+        workers(stopping)
+    )
+}
+
+pub fn no_ports(ports: &RangeInclusive<u16>) -> String {
+    format!(
+        "too few neighbouring ports are free between {} and {}; it starts when other jobs have ended",
+        ports.start(),
+        ports.end()
+    )
+}
+
+pub fn awaiting_nodes(count: usize, until: Timestamp, waiting: Option<&Worker<'_>>) -> String {
+    let said = waiting.and_then(Worker::waits_for);
+    let said = said.map(|said| format!("; {said}"));
+    format!(
+        "no node has room for it: its pods ({count}) wait for an autoscaler to bring some, until {until:.0}{}",
+        said.unwrap_or_default()
+    )
+}
+
+pub fn no_nodes_came(attempt: &Attempt, unbound: usize, said: Option<&str>) -> String {
+    let said = said.map(|said| format!("; the last that was said of them: {said}"));
+    format!(
+        "no autoscaler brought nodes in time for {unbound} of {}{}",
+        workers(attempt.nodes.len()),
+        said.unwrap_or_default()
+    )
 }
 
 pub fn overdue(max: Span) -> String {

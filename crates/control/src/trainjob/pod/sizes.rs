@@ -2,10 +2,10 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use stoke_api::names::GPU_RESOURCE;
-use stoke_api::trainjob::{Attempt, Priority, Qos, Sizing};
-use stoke_api::{Bytes, CpuMilli, TrainJob};
-use stoke_sched::Resources;
+use stoke_api::names::{GPU_MILLI_RESOURCE, GPU_RESOURCE};
+use stoke_api::trainjob::{Attempt, GpuResource, Priority, Qos, Sizing};
+use stoke_api::{Bytes, CpuMilli, GpuMilli, GpuRequest, TrainJob};
+use stoke_sched::{Other, Plan, Resources};
 
 use super::worker;
 use crate::cluster;
@@ -13,12 +13,52 @@ use crate::config::Home;
 use crate::trainjob::template;
 
 /// What is chosen for each worker of an attempt.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Size {
     pub cpus: CpuMilli,
     pub memory: Sizing,
     /// Local disk it may use at most, where its template does not say.
     pub storage: Option<Bytes>,
+    /// What it asks for in place of whole GPUs.
+    pub gpu_resource: Option<GpuResource>,
+}
+
+/// Which GPUs the workers of an attempt have, as it is put on record.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gpus {
+    /// By rank; empty where the nodes pick.
+    pub devices: Vec<String>,
+    pub resource: Option<GpuResource>,
+}
+
+impl Gpus {
+    /// What a plan gives to workers that ask for so many.
+    pub fn of(plan: &Plan, asked: &GpuRequest) -> Self {
+        let chosen = plan.devices.iter().any(|devices| !devices.is_empty());
+        let named = plan.resource.as_ref().map(|(name, count)| GpuResource {
+            name: name.clone(),
+            count: u32::try_from(*count).unwrap_or(u32::MAX),
+        });
+        let part = || match asked {
+            GpuRequest::Fraction(GpuMilli(milli)) if chosen => Some(GpuResource {
+                name: GPU_MILLI_RESOURCE.to_owned(),
+                count: *milli,
+            }),
+            _ => None,
+        };
+        let listed = |devices: &Vec<u32>| {
+            let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            devices.join(",")
+        };
+        Self {
+            resource: named.or_else(part),
+            devices: if chosen {
+                plan.devices.iter().map(listed).collect()
+            } else {
+                Vec::new()
+            },
+        }
+    }
 }
 
 /// Local disk that is promised to a worker whose template does not say: enough for logs and a cache to begin with.
@@ -31,6 +71,7 @@ impl Size {
             cpus: attempt.cpus.unwrap_or_default(),
             memory: attempt.memory.clone().unwrap_or_default(),
             storage: attempt.storage,
+            gpu_resource: attempt.gpu_resource.clone(),
         }
     }
 
@@ -54,12 +95,19 @@ impl Size {
         if guaranteed && job.spec.cpus.is_some() {
             limits.insert("cpu".to_owned(), self.cpus.into());
         }
-        let gpus = job.spec.gpus.whole();
-        if gpus > 0 {
-            let gpus = Quantity(gpus.to_string());
-            limits.insert(GPU_RESOURCE.to_owned(), gpus.clone());
-            requests.insert(GPU_RESOURCE.to_owned(), gpus);
+        if let Some((resource, count)) = self.gpus(job) {
+            let count = Quantity(count.to_string());
+            limits.insert(resource.to_owned(), count.clone());
+            requests.insert(resource.to_owned(), count);
         }
+    }
+
+    /// What it asks of GPUs, by the name that its node counts them under.
+    fn gpus(&self, job: &TrainJob) -> Option<(&str, u32)> {
+        let parts = self.gpu_resource.as_ref();
+        let parts = parts.map(|parts| (parts.name.as_str(), parts.count));
+        parts
+            .or_else(|| Some((GPU_RESOURCE, job.spec.gpus.whole())).filter(|(_, count)| *count > 0))
     }
 
     fn limit_storage(&self, resources: &mut ResourceRequirements) {
@@ -98,14 +146,21 @@ pub fn promised(job: &TrainJob, attempt: &Attempt) -> Resources {
         size.fill(&mut spec, job, Home::Cluster);
         return cluster::requests(&spec);
     }
-    Resources {
+    let mut ask = Resources {
         cpu: size.cpus,
         memory: size.memory.request,
         storage: size
             .storage
             .map_or(Bytes(0), |limit| limit.min(STORAGE_PROMISED)),
-        gpus: job.spec.gpus.whole(),
         pods: 1,
         ..Resources::default()
+    };
+    match size.gpus(job) {
+        Some((GPU_RESOURCE, count)) => ask.gpus = count,
+        Some((parts, count)) => {
+            ask.others.insert(Other::Named(parts.into()), count.into());
+        }
+        None => {}
     }
+    ask
 }

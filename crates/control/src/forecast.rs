@@ -1,0 +1,57 @@
+//! What the scheduler would say of a cluster that was read at one moment: for commands that ask what would happen, or why nothing does.
+//!
+//! The objects go through the same mirrors, plans and accounts as in the controllers, so that both come to the same answer.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::runtime::watcher::Event;
+use stoke_api::{Dataset, Queue, TrainJob};
+use stoke_sched::Scheduler;
+
+use crate::config::Config;
+use crate::trainjob::admission;
+use crate::world::{Kind, World};
+
+/// All that a scheduler decides by.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    pub nodes: Vec<Node>,
+    pub pods: Vec<Pod>,
+    /// Those that do not exist yet included: they are as good as submitted.
+    pub jobs: Vec<TrainJob>,
+    pub queues: Vec<Queue>,
+    pub datasets: Vec<Dataset>,
+    pub claims: Vec<PersistentVolumeClaim>,
+    pub volumes: Vec<PersistentVolume>,
+}
+
+impl Listed {
+    /// A scheduler that knows all of it, and has decided nothing yet. Jobs are called `namespace/name`; one that waits for something else
+    /// than room (a dataset, its next attempt, its author) is not in it.
+    pub fn scheduler(self, config: &Config, now: Timestamp) -> Scheduler {
+        let mut world = self.world(config);
+        admission::look_at_all(&mut world, config, now);
+        world.into_scheduler()
+    }
+
+    pub(crate) fn world(self, config: &Config) -> World {
+        let mut world = World::new(config.clone());
+        fill(&mut world, self.queues);
+        fill(&mut world, self.nodes);
+        fill(&mut world, self.datasets);
+        fill(&mut world, self.volumes);
+        fill(&mut world, self.claims);
+        fill(&mut world, self.jobs);
+        fill(&mut world, self.pods);
+        debug_assert!(world.is_complete(), "every kind was listed");
+        world
+    }
+}
+
+fn fill<K: Kind>(world: &mut World, objects: Vec<K>) {
+    world.watched(Event::<K>::Init);
+    for object in objects {
+        world.watched(Event::InitApply(object));
+    }
+    world.watched(Event::<K>::InitDone);
+}

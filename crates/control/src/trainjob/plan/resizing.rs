@@ -1,0 +1,127 @@
+//! An attempt that was asked to give its room to another, or to go on with more or fewer workers.
+//!
+//! Its end is on record before its workers are told: SIGTERM, and then their grace period to write a checkpoint. It counts as no failure. One
+//! that is resized has its next attempt on record in the same write, so that nobody else is given its room meanwhile.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stoke_api::Reason;
+use stoke_api::trainjob::{Attempt, Outcome, Preemption};
+use stoke_sched::Plan;
+
+use super::ending::Ending;
+use super::{Turn, after, placing, telling};
+use crate::mirror::Key;
+use crate::trainjob::pod;
+use crate::trainjob::rendezvous::{lease, port_count};
+use crate::trainjob::workers::Worker;
+use crate::world::{Demand, first, joined, plan_of};
+
+/// So long after a checkpoint little is lost.
+const JUST_SAVED: Duration = Duration::from_secs(60);
+/// A gang that could have more workers has them after this time, whatever it loses by it.
+const UNSAVED_MAX: Duration = Duration::from_secs(1800);
+
+impl Turn<'_> {
+    /// Does what the attempt was asked to.
+    pub(super) fn heed(&mut self, attempt: &Attempt) {
+        match self.observed.demand.clone() {
+            None => {}
+            Some(Demand::Yield { by, why }) => self.give_way(&by, why),
+            Some(Demand::Shrink { to, by, why }) => {
+                let kept = first(plan_of(attempt), to as usize);
+                let preemption = self.preemption(&by, why);
+                self.resize(attempt, &kept, Some(preemption));
+            }
+            Some(Demand::Grow { plan }) => {
+                if let Err(later) = self.may_grow(attempt) {
+                    return self.wake_at(later);
+                }
+                let whole = joined(plan_of(attempt), plan);
+                self.resize(attempt, &whole, None);
+            }
+        }
+    }
+
+    /// It grows when a checkpoint was just written, for with what it did since then it begins anew. Where none is seen it is not waited for
+    /// without end: its workers are asked to write one before they stop.
+    fn may_grow(&self, attempt: &Attempt) -> Result<(), Timestamp> {
+        let Some(running) = attempt.running_at.as_ref().map(|time| time.0) else {
+            return Err(after(self.now, UNSAVED_MAX));
+        };
+        let saved = self.status.last_checkpoint.as_ref().map(|time| time.0);
+        let saved = saved.filter(|saved| *saved >= running);
+        let is_fresh = saved.is_some_and(|saved| after(saved, JUST_SAVED) > self.now);
+        let last = after(saved.unwrap_or(running), UNSAVED_MAX);
+        if is_fresh || last <= self.now {
+            Ok(())
+        } else {
+            Err(last)
+        }
+    }
+
+    fn preemption(&self, by: &Key, why: String) -> Preemption {
+        let grace = pod::grace(self.job, self.config);
+        Preemption {
+            by: by.to_string(),
+            why,
+            asked_at: Some(Time(self.now)),
+            until: Some(Time(after(self.now, grace))),
+        }
+    }
+
+    fn give_way(&mut self, by: &Key, why: String) {
+        let preemption = self.preemption(by, why);
+        let message = telling::preempted(&preemption, self.job.spec.checkpoint.is_some());
+        self.end(Ending {
+            preemption: Some(preemption),
+            ..Ending::begun_anew(Outcome::Preempted, Reason::Preempted, message, self.now)
+        });
+    }
+
+    /// Ends the attempt and puts the one after it on record, which has this room.
+    fn resize(&mut self, attempt: &Attempt, plan: &Plan, preemption: Option<Preemption>) {
+        let port = self.port_for(attempt, plan);
+        if attempt.port.is_some() != port.is_some() {
+            // Too few neighbouring ports are free.
+            self.declines = true;
+            return;
+        }
+        let message = telling::resized(attempt.nodes.len(), plan.nodes.len(), preemption.as_ref());
+        let next = Attempt {
+            number: attempt.number.saturating_add(1),
+            placed_at: Some(Time(self.now)),
+            generation: attempt.generation,
+            port,
+            cpus: attempt.cpus,
+            memory: attempt.memory.clone(),
+            storage: attempt.storage,
+            ..placing::placed(self.job, plan)
+        };
+        self.end(Ending {
+            preemption,
+            ..Ending::begun_anew(Outcome::Resized, Reason::Resized, message, self.now)
+        });
+        self.status.push_attempt(next);
+    }
+
+    /// The first port of the next attempt, where it needs any and there are some.
+    fn port_for(&self, attempt: &Attempt, plan: &Plan) -> Option<u16> {
+        attempt.port?;
+        let workers = u32::try_from(plan.nodes.len()).unwrap_or(u32::MAX);
+        let count = port_count(self.job.spec.framework, workers);
+        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
+        let next = attempt.number.saturating_add(1);
+        lease(&self.config.ports, &self.observed.leased, count, uid, next)
+    }
+
+    /// Does this attempt still wait for the one before it to end?
+    pub(super) fn follows_another(&self, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> bool {
+        let earlier = |worker: &Worker<'_>| worker.attempt < attempt.number;
+        let mut workers = self.workers.iter();
+        ranks.iter().all(Option::is_none)
+            && workers.any(|worker| earlier(worker) && !worker.is_finished())
+    }
+}

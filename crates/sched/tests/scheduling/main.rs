@@ -1,0 +1,7 @@
+//! What the scheduler promises, on examples and on clusters drawn at random.
+
+mod examples;
+mod promises;
+mod rights;
+mod site;
+mod waiting;
