@@ -1,6 +1,5 @@
-//! A thousand nodes, and two thousand jobs of one to sixty-four workers, ten thousand in all.
+//! What is asked of the operator: so many nodes, and the jobs that come at once.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
@@ -14,10 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stoke_api::TrainJob;
 
-pub const NODES: usize = 1_000;
 /// Namespaces that jobs are spread over.
 const TEAMS: usize = 20;
-/// Workers a job, and how many such jobs.
+/// Workers a job, and how many such jobs, of the mixed load.
 const MIX: [(usize, usize); 7] = [
     (1, 880),
     (2, 480),
@@ -27,23 +25,82 @@ const MIX: [(usize, usize); 7] = [
     (32, 50),
     (64, 40),
 ];
-pub const JOBS: usize = 2_000;
-pub const PODS: usize = 10_000;
+/// Node labels of the levels that nodes are near to each other in, outermost first, and nodes to each.
+pub const LEVELS: [(&str, usize); 2] = [
+    ("topology.stokehold.dev/block", 64),
+    ("topology.stokehold.dev/rack", 16),
+];
 /// Requests at once, as many as a good client has.
 const WRITERS: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(600);
 
-pub async fn add_nodes(client: &Client) -> Result<()> {
+/// Nodes with eight GPUs, and jobs.
+pub struct Load {
+    pub name: &'static str,
+    nodes: usize,
+    /// Workers of each job.
+    sizes: Vec<usize>,
+    /// What each worker of a job of that size asks for.
+    gpus: fn(usize) -> usize,
+}
+
+impl Load {
+    /// Two thousand jobs of one to sixty-four workers, ten thousand in all. There are 8,000 GPUs: the large jobs train, the small ones
+    /// prepare.
+    pub fn mixed() -> Self {
+        let sizes = MIX.iter().flat_map(|(size, count)| vec![*size; *count]);
+        let mut sizes: Vec<usize> = sizes.collect();
+        shuffle(&mut sizes);
+        Self {
+            name: "2,000 jobs of 1 to 64 workers on 1,000 nodes",
+            nodes: 1_000,
+            sizes,
+            gpus: |workers| usize::from(workers >= 8),
+        }
+    }
+
+    /// All GPUs there are, one to a job.
+    pub fn singles() -> Self {
+        Self {
+            name: "4,000 jobs of one GPU on 500 nodes",
+            nodes: 500,
+            sizes: vec![1; 4_000],
+            gpus: |_| 1,
+        }
+    }
+
+    /// One gang on all nodes, near to each other.
+    pub fn gang() -> Self {
+        Self {
+            name: "one gang of 512 workers on 512 nodes",
+            nodes: 512,
+            sizes: vec![512],
+            gpus: |_| 8,
+        }
+    }
+
+    pub fn jobs(&self) -> usize {
+        self.sizes.len()
+    }
+
+    pub fn pods(&self) -> usize {
+        self.sizes.iter().sum()
+    }
+}
+
+pub async fn add_nodes(client: &Client, load: &Load) -> Result<()> {
     let amounts = json!({"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "8"});
     let node = |n: usize| {
         let name = format!("node-{n:04}");
+        let [(block, in_block), (rack, in_rack)] = LEVELS;
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
                 "name": name,
                 "annotations": {"kwok.x-k8s.io/node": "fake"},
                 "labels": {"type": "kwok", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-                    "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"},
+                    "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8",
+                    block: format!("block-{}", n / in_block), rack: format!("rack-{}", n / in_rack)},
             },
             "spec": {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]},
             "status": {
@@ -53,7 +110,7 @@ pub async fn add_nodes(client: &Client) -> Result<()> {
             },
         })
     };
-    create::<Node>(client, (0..NODES).map(node).collect()).await?;
+    create::<Node>(client, (0..load.nodes).map(node).collect()).await?;
     // Until none is tainted as new: then the controllers have seen them all.
     let nodes: Api<Node> = Api::all(client.clone());
     let begun = Instant::now();
@@ -100,26 +157,23 @@ pub async fn make_namespaces(client: &Client, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// The jobs, small and large mixed as they come.
-pub async fn create_jobs(client: &Client, prefix: &str) -> Result<()> {
-    let sizes = MIX.iter().flat_map(|(size, count)| vec![*size; *count]);
-    let mut sizes: Vec<usize> = sizes.collect();
-    debug_assert_eq!((sizes.len(), sizes.iter().sum()), (JOBS, PODS));
-    shuffle(&mut sizes);
+pub async fn create_jobs(client: &Client, load: &Load, prefix: &str) -> Result<()> {
     let job = |(n, workers): (usize, usize)| {
-        // There are 8,000 GPUs: the large jobs train, the small ones prepare.
-        let gpus = usize::from(workers >= 8);
-        json!({
+        let mut job = json!({
             "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob",
             "metadata": {"name": format!("job-{n:04}"), "namespace": team(prefix, n)},
             "spec": {
-                "workers": workers, "gpus": gpus, "cpus": "2", "memory": {"request": "4Gi", "limit": "4Gi"},
+                "workers": workers, "gpus": (load.gpus)(workers), "cpus": "2", "memory": {"request": "4Gi", "limit": "4Gi"},
                 "image": "stokehold.dev/testbed/pause:1", "command": ["train"],
                 "template": {"spec": {"tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]}},
             },
-        })
+        });
+        if workers > 1 {
+            job["spec"]["topology"] = json!({"preferred": LEVELS[1].0});
+        }
+        job
     };
-    let jobs = sizes.into_iter().enumerate().map(job).collect();
+    let jobs = load.sizes.iter().copied().enumerate().map(job).collect();
     create::<TrainJob>(client, jobs).await
 }
 
@@ -135,9 +189,9 @@ fn shuffle<T>(items: &mut [T]) {
 }
 
 /// Pods of no job, spread over the nodes.
-pub fn plain_pods(prefix: &str, count: usize) -> Vec<Value> {
+pub fn plain_pods(load: &Load, prefix: &str, count: usize) -> Vec<Value> {
     let pod = |n: usize| {
-        let node = format!("node-{:04}", n % NODES);
+        let node = format!("node-{:04}", n % load.nodes);
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("pod-{n:05}"), "namespace": team(prefix, n)},
@@ -195,26 +249,6 @@ async fn persist(write: impl AsyncFn() -> kube::Result<()>) -> Result<()> {
         }
     }
     Ok(write().await?)
-}
-
-/// Waits until all jobs say so.
-pub async fn reach_phase(client: &Client, phase: &str) -> Result<()> {
-    let jobs: Api<TrainJob> = Api::all(client.clone());
-    let begun = Instant::now();
-    loop {
-        let mut phases = BTreeMap::<String, usize>::new();
-        for job in jobs.list(&ListParams::default()).await? {
-            let phase = job.status.map(|status| format!("{:?}", status.phase));
-            *phases.entry(phase.unwrap_or_default()).or_default() += 1;
-        }
-        if phases.get(phase) == Some(&JOBS) {
-            return Ok(());
-        }
-        if begun.elapsed() > PATIENCE {
-            bail!("not all jobs are {phase}: {phases:?}");
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
 }
 
 /// The jobs' pods, as someone else would create them: without what the API server and the scheduler have added.

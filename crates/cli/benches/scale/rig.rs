@@ -10,6 +10,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 
+use crate::load::LEVELS;
+
 const NAMESPACE: &str = "stokehold-system";
 pub const ACCOUNT: &str = "system:serviceaccount:stokehold-system:stokehold-operator";
 /// What tests/kube/up.sh ends with where there can be no testbed.
@@ -145,6 +147,7 @@ impl Operator {
             .arg(NAMESPACE)
             .arg("--kubeconfig")
             .arg(rig.file("operator.kubeconfig"))
+            .args(LEVELS.map(|(label, _)| format!("--topology-label={label}")))
             .env("POD_NAME", format!("bench-{}", std::process::id()))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

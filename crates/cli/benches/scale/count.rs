@@ -1,7 +1,8 @@
-//! Counts pods as they get their node, or as they begin to run, by a watch that goes on where it was broken off: under this load the API
+//! Counts pods as they get their node or begin to run, and jobs as they reach a phase, by a watch that goes on where it was broken off: under this load the API
 //! server drops watchers by the dozen, and listing anew would itself be load.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -9,24 +10,34 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Request;
-use kube::{Api, Client, Resource as _};
+use kube::{Api, Client, Resource};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use stoke_api::TrainJob;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long the count may stand still.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub struct PodCount {
+pub struct Count {
     what: &'static str,
     counted: watch::Receiver<(usize, Instant)>,
     counting: JoinHandle<Result<()>>,
 }
 
-/// As little of a pod as will do: reading is not what is measured.
+/// As little of a pod or job as will do: reading is not what is measured.
 #[derive(Clone, Deserialize)]
 struct Counted {
     metadata: Metadata,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    phase: String,
 }
 
 #[derive(Clone, Deserialize)]
@@ -36,26 +47,48 @@ struct Metadata {
     resource_version: String,
 }
 
-impl PodCount {
+impl Count {
     pub async fn bound(client: &Client) -> Result<Self> {
-        Self::of(client, "bound", "spec.nodeName!=").await
+        Self::of::<Pod>(client, "pods bound", Some("spec.nodeName!="), |_| true).await
     }
 
     pub async fn running(client: &Client) -> Result<Self> {
-        Self::of(client, "running", "status.phase=Running").await
+        let selector = Some("status.phase=Running");
+        Self::of::<Pod>(client, "pods running", selector, |_| true).await
     }
 
-    /// Counts from now on, in all namespaces. With a selector a pod appears when it is as selected.
-    async fn of(client: &Client, what: &'static str, selector: &'static str) -> Result<Self> {
-        let pods: Api<Pod> = Api::all(client.clone());
-        let list = pods.list_metadata(&ListParams::default().limit(1)).await?;
+    pub async fn jobs_running(client: &Client) -> Result<Self> {
+        let runs = |job: &Counted| job.status.phase == "Running";
+        Self::of::<TrainJob>(client, "jobs running", None, runs).await
+    }
+
+    pub async fn jobs_complete(client: &Client) -> Result<Self> {
+        let is_complete = |job: &Counted| job.status.phase == "Complete";
+        Self::of::<TrainJob>(client, "jobs complete", None, is_complete).await
+    }
+
+    /// Counts from now on, in all namespaces. With a selector an object appears when it is as selected.
+    async fn of<K>(
+        client: &Client,
+        what: &'static str,
+        selector: Option<&'static str>,
+        counts: fn(&Counted) -> bool,
+    ) -> Result<Self>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let all: Api<K> = Api::all(client.clone());
+        let list = all.list_metadata(&ListParams::default().limit(1)).await?;
         let from = list.metadata.resource_version.context("no version")?;
         let (sender, counted) = watch::channel((0, Instant::now()));
-        let counting = tokio::spawn(count(client.clone(), selector, from, sender));
+        let requests = Request::new(K::url_path(&(), None));
+        let mut parameters = WatchParams::default().timeout(290);
+        parameters.field_selector = selector.map(ToOwned::to_owned);
+        let counting = count(client.clone(), requests, parameters, from, counts, sender);
         Ok(Self {
             what,
             counted,
-            counting,
+            counting: tokio::spawn(counting),
         })
     }
 
@@ -72,13 +105,13 @@ impl PodCount {
                     (&mut self.counting).await??;
                     bail!("the watch ended");
                 }
-                Err(_) => bail!("no more than {count} of {wanted} pods are {}", self.what),
+                Err(_) => bail!("{}: no more than {count} of {wanted}", self.what),
             }
         }
     }
 }
 
-impl Drop for PodCount {
+impl Drop for Count {
     fn drop(&mut self) {
         self.counting.abort();
     }
@@ -86,12 +119,12 @@ impl Drop for PodCount {
 
 async fn count(
     client: Client,
-    selector: &'static str,
+    requests: Request,
+    parameters: WatchParams,
     mut from: String,
+    counts: fn(&Counted) -> bool,
     counted: watch::Sender<(usize, Instant)>,
 ) -> Result<()> {
-    let requests = Request::new(Pod::url_path(&(), None));
-    let parameters = WatchParams::default().fields(selector).timeout(290);
     let mut seen = HashSet::new();
     loop {
         let request = requests.watch(&parameters, &from)?;
@@ -105,13 +138,14 @@ async fn count(
         };
         while let Some(Ok(event)) = events.next().await {
             match event {
-                WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    from = pod.metadata.resource_version;
-                    if seen.insert(pod.metadata.uid) {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    let counts = counts(&object);
+                    from = object.metadata.resource_version;
+                    if counts && seen.insert(object.metadata.uid) {
                         counted.send_replace((seen.len(), Instant::now()));
                     }
                 }
-                WatchEvent::Deleted(pod) => from = pod.metadata.resource_version,
+                WatchEvent::Deleted(object) => from = object.metadata.resource_version,
                 WatchEvent::Bookmark(mark) => from = mark.metadata.resource_version,
                 WatchEvent::Error(status) => bail!("{}", status.message),
             }
