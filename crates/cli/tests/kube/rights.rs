@@ -11,15 +11,13 @@ use crate::workers::Jobs;
 
 const JOBS: &str = "rights";
 
-/// Without what operators outside of the cluster did: other tests take rights away from those, and their tokens are of no pod.
+/// Without what operators outside of the cluster were denied: other tests take rights away from those, and their tokens are of no pod.
 fn log(testbed: &Testbed) -> Vec<Value> {
     let text = std::fs::read_to_string(testbed.audit()).expect("the audit log");
-    let ours = format!("system:serviceaccount:{NAMESPACE}:");
     let is_outside = |event: &Value| {
-        let user = &event["user"];
-        let of_pod = &user["extra"]["authentication.kubernetes.io/pod-name"];
-        let is_ours = |name: &str| name.starts_with(&ours);
-        user["username"].as_str().is_some_and(is_ours) && of_pod.is_null()
+        let of_pod = &event["user"]["extra"]["authentication.kubernetes.io/pod-name"];
+        let is_denied = event["annotations"]["authorization.k8s.io/decision"] == "forbid";
+        is_denied && of_pod.is_null()
     };
     // The last line may be half written.
     text.lines()
