@@ -203,10 +203,10 @@ fn a_small_job_runs_early_only_if_it_delays_nobody() {
     let told = engine.stoke(&["explain", "head"]);
     assert!(told.contains("it should start within"), "{told}");
 
-    // Nobody knows when it would end; the room it wants is the head's in an hour.
-    submit(&engine, "endless", "1", &[], STAYS);
-    let endless = wait_for_reason(&engine, "endless", "WaitingForTurn");
-    let message = endless["status"]["message"].as_str().expect("a message");
+    // Nobody knows when it would end; the room it wants is the head's in an hour. Of jobs of the same second, the first by name is first.
+    submit(&engine, "later", "1", &[], STAYS);
+    let later = wait_for_reason(&engine, "later", "WaitingForTurn");
+    let message = later["status"]["message"].as_str().expect("a message");
     assert!(message.contains("default/head"), "{message}");
     submit(
         &engine,
@@ -216,13 +216,13 @@ fn a_small_job_runs_early_only_if_it_delays_nobody() {
         "echo done",
     );
     engine.wait_for_phase("brief", "Complete");
-    assert_eq!(engine.job("endless")["status"]["phase"], "Queued");
+    assert_eq!(engine.job("later")["status"]["phase"], "Queued");
 
     engine.stoke(&["delete", "holder"]);
     engine.wait_for_phase("head", "Running");
-    assert_eq!(engine.job("endless")["status"]["phase"], "Queued");
+    assert_eq!(engine.job("later")["status"]["phase"], "Queued");
     engine.stoke(&["delete", "head"]);
-    engine.wait_for_phase("endless", "Running");
+    engine.wait_for_phase("later", "Running");
 }
 
 #[test]
