@@ -125,6 +125,8 @@ pub struct Election {
     /// When our last write that succeeded was begun, while we lead.
     renewed: Option<Moment>,
     not_before: Moment,
+    /// Requests in a row that got no answer that helps.
+    failures: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -148,6 +150,7 @@ impl Election {
             seen: None,
             renewed: None,
             not_before: Moment::ZERO,
+            failures: 0,
         }
     }
 
@@ -165,6 +168,7 @@ impl Election {
 
     /// The lease was read; `now` is after the answer came, so that we count from later than it was written.
     pub fn read(&mut self, record: Option<Record>, now: Moment) {
+        self.failures = 0;
         let Some(record) = record else {
             return self.read_none(now);
         };
@@ -231,6 +235,7 @@ impl Election {
             holder: record.holder.clone(),
             duration: self.lease_duration,
         });
+        self.failures = 0;
         self.known = Known::Free(record);
         self.renewed = Some(began);
         self.not_before = began + self.retry_period;
@@ -238,6 +243,7 @@ impl Election {
 
     /// Someone else wrote before us: see who.
     pub fn conflicted(&mut self, now: Moment) {
+        self.failures = 0;
         self.known = Known::Nothing;
         // At once, but not as fast as one can.
         self.not_before = now + self.retry_period / 8;
@@ -246,7 +252,16 @@ impl Election {
     /// No answer, or none that helps. What was asked for may have been done all the same, so nothing is known.
     pub fn failed(&mut self, now: Moment) {
         self.known = Known::Nothing;
-        self.not_before = now + self.retry_period / 2;
+        let soon = self.retry_period / 2;
+        let wait = if self.leads_until().is_some_and(|end| end > now) {
+            // Little time is left to renew it.
+            soon
+        } else {
+            let doubled = 2_u32.saturating_pow(self.failures);
+            soon.saturating_mul(doubled).min(self.lease_duration)
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = now + wait;
     }
 
     /// Do we lead? While this is after now.

@@ -124,6 +124,23 @@ fn a_leader_counts_from_when_it_began_to_renew() {
 }
 
 #[test]
+fn who_gets_no_answer_asks_less_and_less_until_there_is_one() {
+    let mut election = Election::new(&options("a"));
+    let mut wait_after_failure = || {
+        election.failed(seconds(100));
+        match election.next(seconds(100)) {
+            Step::Wait(wait) => wait,
+            other => panic!("{other:?}"),
+        }
+    };
+    let waits: Vec<u64> = (0..6).map(|_| wait_after_failure().as_secs()).collect();
+    assert_eq!(waits, [1, 2, 4, 8, 15, 15], "up to the lease's duration");
+    election.conflicted(seconds(100));
+    election.failed(seconds(100));
+    assert_eq!(election.next(seconds(100)), Step::Wait(seconds(1)));
+}
+
+#[test]
 fn who_finds_another_in_its_lease_leads_no_more() {
     for found in [Some(record("b", 9)), Some(record("", 9)), None] {
         let mut election = Election::new(&options("a"));
