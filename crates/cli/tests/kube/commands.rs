@@ -68,14 +68,7 @@ fn job(folder: &tempfile::TempDir, name: &str, workers: u32, line: &str) -> Stri
 
 #[test]
 fn a_job_is_run_followed_and_looked_at_as_on_one_machine() {
-    let Some(testbed) = support::testbed() else {
-        return;
-    };
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
-        return;
-    }
-    let Some(_release) = release::shared(&testbed) else {
+    let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
     let jobs = Jobs::new(&testbed, "commands-test");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::release;
-use crate::support::{self, Testbed, eventually_or};
+use crate::support::{Testbed, eventually_or};
 use crate::workers::{Jobs, host_programs};
 
 /// Everything a job may own.
@@ -83,14 +83,7 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn a_job_deleted_in_any_phase_leaves_nothing() {
-    let Some(testbed) = support::testbed() else {
-        return;
-    };
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
-        return;
-    }
-    let Some(_release) = release::shared(&testbed) else {
+    let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
     let jobs = Jobs::new(&testbed, "deleting");

@@ -39,16 +39,12 @@ fn left(testbed: &Testbed) -> String {
 
 #[test]
 fn it_is_upgraded_and_uninstalled_under_a_running_job() {
-    let Some(testbed) = support::testbed() else {
+    let Some(testbed) = support::testbed_with_nodes() else {
         return;
     };
     let Some(mut release) = release::exclusive(&testbed) else {
         return;
     };
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
-        return;
-    }
     let jobs = Jobs::new(&testbed, "installing");
     jobs.create(
         "survivor",

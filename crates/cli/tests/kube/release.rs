@@ -38,6 +38,13 @@ pub fn shared(testbed: &Testbed) -> Option<Shared> {
     }
 }
 
+/// The release, with nodes to run pods on.
+pub fn on_nodes() -> Option<(Testbed, Shared)> {
+    let testbed = support::testbed_with_nodes()?;
+    let release = shared(&testbed)?;
+    Some((testbed, release))
+}
+
 /// The release, for a test that changes it. Leave it as it was, or [`Exclusive::forget`] it.
 pub fn exclusive(testbed: &Testbed) -> Option<Exclusive> {
     have(testbed, Installed::Whole, &[])

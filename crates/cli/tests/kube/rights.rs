@@ -153,16 +153,9 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
 
 #[test]
 fn nothing_is_denied_and_no_right_is_spare() {
-    let Some(testbed) = support::testbed() else {
+    let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
-    let Some(_release) = release::shared(&testbed) else {
-        return;
-    };
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
-        return;
-    }
     let objects = chart::rendered(Some("testbed.yaml")).expect("helm is there");
     let jobs = Jobs::new(&testbed, JOBS);
     exercise(&testbed, &jobs);

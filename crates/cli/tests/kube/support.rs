@@ -44,6 +44,16 @@ pub fn testbed() -> Option<Testbed> {
     None
 }
 
+/// The testbed, if it has nodes that run pods.
+pub fn testbed_with_nodes() -> Option<Testbed> {
+    let testbed = testbed()?;
+    if !testbed.has_nodes() {
+        eprintln!("skipped: no real nodes (make kube-up as root)");
+        return None;
+    }
+    Some(testbed)
+}
+
 impl Testbed {
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")

@@ -5,19 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::release::{self, succeed};
-use crate::support::{self, Testbed};
+use crate::support::Testbed;
 use crate::workers::{Jobs, host_programs};
-
-/// A testbed with nodes to run pods on, and an operator in it under its own account.
-fn cluster() -> Option<(Testbed, release::Shared)> {
-    let testbed = support::testbed()?;
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
-        return None;
-    }
-    let release = release::shared(&testbed)?;
-    Some((testbed, release))
-}
 
 fn examples() -> std::path::PathBuf {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
@@ -76,7 +65,7 @@ impl Drop for Volume<'_> {
 
 #[test]
 fn two_workers_on_two_nodes_find_each_other_by_name_and_train() {
-    let Some((testbed, _release)) = cluster() else {
+    let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
     let has_torch = std::process::Command::new("/usr/bin/python3")
@@ -111,7 +100,7 @@ fn two_workers_on_two_nodes_find_each_other_by_name_and_train() {
 
 #[test]
 fn a_job_over_its_limit_is_told_as_the_kernel_ended_it() {
-    let Some((testbed, _release)) = cluster() else {
+    let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
     let jobs = Jobs::new(&testbed, "over-limit");

@@ -27,7 +27,7 @@ use crate::hub::Hub;
 use crate::mirror::Key;
 
 /// Pods written at once for one job.
-const POD_WRITES_MAX: usize = 8;
+const POD_WRITES_MAX: usize = 32;
 /// What an Event's note may hold.
 const NOTE_LENGTH_MAX: usize = 1000;
 

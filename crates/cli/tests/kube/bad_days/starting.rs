@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Day, operator, says};
 use crate::release;
-use crate::support::{eventually, testbed};
+use crate::support::{eventually, testbed, testbed_with_nodes};
 use crate::workers::{self, host_programs};
 
 #[test]
@@ -116,11 +116,9 @@ fn empty_registry() -> String {
 
 #[test]
 fn an_image_that_is_not_there_is_told_and_a_right_one_runs() {
-    let Some(testbed) = testbed() else { return };
-    if !testbed.has_nodes() {
-        eprintln!("skipped: no real nodes (make kube-up as root)");
+    let Some(testbed) = testbed_with_nodes() else {
         return;
-    }
+    };
     let Some(_release) = release::without_operator(&testbed) else {
         return;
     };
