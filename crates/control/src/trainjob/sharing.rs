@@ -243,6 +243,20 @@ fn an_elastic_gang_starts_small_and_gives_up_what_others_have_a_right_to() {
 }
 
 #[test]
+fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
+    let mut stage = Stage::new([named("g", elastic(1, 3))], [node("n1", 2)]);
+    stage.turn("g");
+    run(&mut stage, "g");
+    stage.nodes.insert("n2".to_owned(), node("n2", 2));
+    stage.pass(3600);
+    stage.save("g-1-0");
+    stage.end_pod("g-1-1", 0, "Completed");
+    let told = stage.turn("g");
+    assert!(!told.contains("Resized"), "{told}");
+    assert_eq!(attempt(&stage, "g").nodes, ["n1", "n1"]);
+}
+
+#[test]
 fn an_elastic_gang_grows_where_there_is_room() {
     let mut stage = Stage::new([named("g", elastic(1, 3))], [node("n1", 2)]);
     stage.turn("g");

@@ -16,7 +16,7 @@ use super::{Turn, after, placing, telling};
 use crate::mirror::Key;
 use crate::trainjob::pod;
 use crate::trainjob::rendezvous::{lease, port_count};
-use crate::trainjob::workers::Worker;
+use crate::trainjob::workers::{Stage, Worker};
 use crate::world::{Demand, first, joined, plan_of};
 
 /// So long after a checkpoint little is lost.
@@ -35,6 +35,8 @@ impl Turn<'_> {
                 let preemption = self.preemption(&by, why);
                 self.resize(attempt, &kept, Some(preemption));
             }
+            // What a worker that has ended well gave back is offered, and is its own the next time.
+            Some(Demand::Grow { .. }) if self.is_about_to_end(attempt) => self.declines = true,
             Some(Demand::Grow { plan }) => {
                 if let Err(later) = self.may_grow(attempt) {
                     return self.wake_at(later);
@@ -43,6 +45,13 @@ impl Turn<'_> {
                 self.resize(attempt, &whole, None);
             }
         }
+    }
+
+    /// Have some of its workers ended well?
+    fn is_about_to_end(&self, attempt: &Attempt) -> bool {
+        let ranks = self.ranks(attempt);
+        let mut workers = ranks.iter().flatten();
+        !attempt.succeeded.is_empty() || workers.any(|worker| worker.stage() == Stage::Succeeded)
     }
 
     /// It grows when a checkpoint was just written, for with what it did since then it begins anew. Where none is seen it is not waited for
