@@ -1,0 +1,132 @@
+//! What follows from an attempt's end: the next one after a wait, or the end of the job.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stoke_api::trainjob::{Attempt, Outcome, Phase};
+use stoke_api::{Reason, Span};
+
+use super::ending::Ending;
+use super::{Action, Turn, after, telling};
+use crate::trainjob::rendezvous::fnv;
+
+impl Turn<'_> {
+    /// Puts an attempt's end on record. What follows from it is decided by [`Self::prepare`] and [`Self::retire`].
+    pub(super) fn end(&mut self, ending: Ending) {
+        let Ending {
+            outcome,
+            exit,
+            reason,
+            message,
+            at,
+            last_phase,
+            avoid,
+            preemption,
+        } = ending;
+        let Some(attempt) = self.status.attempts.last_mut() else {
+            return;
+        };
+        attempt.outcome = Some(outcome);
+        attempt.exit = exit;
+        attempt.avoid = avoid;
+        attempt.preemption = preemption;
+        attempt.finished_at = Some(Time(at));
+        if let Some(running) = &attempt.running_at {
+            self.status.ran_seconds +=
+                u64::try_from(at.duration_since(running.0).as_secs()).unwrap_or(0);
+        }
+        self.status.failures += u32::from(outcome == Outcome::Failed);
+        self.status.ready = telling::none_of(attempt.nodes.len());
+        match (last_phase, outcome) {
+            (Some(phase), _) => self.finish(phase, reason, message, at),
+            (None, Outcome::Suspended) => {}
+            // It has done nothing wrong, and goes on as soon as there is room.
+            (None, Outcome::Preempted | Outcome::Resized) => {
+                self.status.next_attempt_at = None;
+                self.say(Phase::Restarting, reason, message);
+            }
+            (None, _) => {
+                let failures = self.failures_in_a_row();
+                let delay = self.config.retry.delay(failures, self.chance());
+                self.status.next_attempt_at = Some(Time(after(self.now, delay)));
+                self.say(Phase::Restarting, reason, message);
+            }
+        }
+    }
+
+    /// A number of this job and its attempt, like no other's.
+    fn chance(&self) -> u32 {
+        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
+        fnv(&format!("{}/{uid}", self.status.attempt))
+    }
+
+    /// Attempts at the end of the record that went wrong soon after they started.
+    fn failures_in_a_row(&self) -> u32 {
+        let forget =
+            SignedDuration::try_from(self.config.retry.forget_after).unwrap_or(SignedDuration::MAX);
+        let went_wrong = |attempt: &&Attempt| {
+            let ran = match (&attempt.running_at, &attempt.finished_at) {
+                (Some(from), Some(to)) => to.0.duration_since(from.0),
+                _ => SignedDuration::ZERO,
+            };
+            let wrong = matches!(
+                attempt.outcome,
+                Some(Outcome::Failed | Outcome::Interrupted)
+            );
+            wrong && ran < forget
+        };
+        let attempts = self.status.attempts.iter().rev();
+        // There is always some wait, even after one that ran long.
+        attempts.take_while(went_wrong).count().max(1) as u32
+    }
+
+    pub(super) fn is_exhausted(&self) -> bool {
+        let last = self
+            .status
+            .attempts
+            .last()
+            .and_then(|attempt| attempt.outcome);
+        last == Some(Outcome::Failed) && self.status.failures > self.job.spec.retries
+    }
+
+    pub(super) fn fail_for_good(&mut self) {
+        let fresh = self.status.phase == Phase::Restarting;
+        let message = telling::given_up(&self.status);
+        let at = self
+            .status
+            .attempts
+            .last()
+            .and_then(|attempt| attempt.finished_at.clone());
+        let at = at.map_or(self.now, |time| time.0);
+        if fresh && self.job.spec.retries == 0 {
+            let reason = self.status.reason.clone();
+            self.finish(Phase::Failed, Reason::WorkerFailed, message, at);
+            self.status.reason = reason;
+        } else {
+            self.finish(Phase::Failed, Reason::RetriesExhausted, message, at);
+        }
+    }
+
+    pub(super) fn finish(&mut self, phase: Phase, reason: Reason, message: String, at: Timestamp) {
+        self.status.finished_at = Some(Time(at));
+        self.status.next_attempt_at = None;
+        self.say(phase, reason, message);
+    }
+
+    /// The job is over: nothing of it runs on, and in time it goes itself.
+    pub(super) fn retire(&mut self) {
+        self.stop(|_| true);
+        let finished = self.status.finished_at.as_ref().map(|time| time.0);
+        let Some((at, Span { seconds })) = finished.zip(self.job.spec.ttl) else {
+            return;
+        };
+        let due = after(at, Duration::from_secs(seconds));
+        match &self.job.metadata.uid {
+            Some(uid) if due <= self.now => {
+                self.actions.push(Action::DeleteJob { uid: uid.clone() });
+            }
+            _ => self.wake_at(due),
+        }
+    }
+}
