@@ -11,6 +11,8 @@ code=0
 "$here/up.sh" --any || code=$?
 case $code in
     0)
+        # What the tests install the chart with.
+        command -v helm >/dev/null || "$here/build.sh" helm >/dev/null
         export STOKE_KUBE_DIR=$state STOKE_KUBE_REQUIRED=1
         STOKE_KUBE_MODE=$(fact STOKE_KUBE_MODE)
         export STOKE_KUBE_MODE ;;

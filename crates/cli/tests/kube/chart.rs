@@ -104,11 +104,7 @@ fn every_value_is_described_and_checked() {
 
 /// helm, without a cluster; none where it was not built.
 fn helm(arguments: &[&str]) -> Option<Command> {
-    let Some(helm) = support::program("helm") else {
-        eprintln!("skipped: no helm (tests/kube/build.sh helm)");
-        return None;
-    };
-    let mut command = Command::new(helm);
+    let mut command = Command::new(support::helm()?);
     command
         .args(arguments)
         .env_remove("KUBECONFIG")

@@ -57,10 +57,7 @@ pub fn without_operator(testbed: &Testbed) -> Option<Exclusive> {
 }
 
 fn have(testbed: &Testbed, wanted: Installed, settings: &[&str]) -> Option<Exclusive> {
-    if support::program("helm").is_none() {
-        eprintln!("skipped: no helm (tests/kube/build.sh helm)");
-        return None;
-    }
+    support::helm()?;
     let mut installed = INSTALLED.write().unwrap_or_else(PoisonError::into_inner);
     if *installed != wanted {
         // Where this fails, nobody knows what is there.
@@ -139,7 +136,7 @@ pub fn here() -> PathBuf {
 }
 
 pub fn helm(testbed: &Testbed) -> Command {
-    let mut command = Command::new(support::program("helm").expect("helm was looked for"));
+    let mut command = Command::new(support::helm().expect("helm was looked for"));
     command
         .env("KUBECONFIG", testbed.kubeconfig())
         .stdin(Stdio::null());

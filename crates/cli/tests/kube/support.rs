@@ -133,6 +133,17 @@ pub fn program(name: &str) -> Option<PathBuf> {
     places.find_map(|place| Some(place.join(name)).filter(|file| file.is_file()))
 }
 
+/// helm; none, with a word, where no testbed is demanded and it was not built.
+pub fn helm() -> Option<PathBuf> {
+    let helm = program("helm");
+    if helm.is_none() {
+        let is_required = std::env::var_os("STOKE_KUBE_REQUIRED").is_some();
+        assert!(!is_required, "no helm (tests/kube/build.sh helm)");
+        eprintln!("skipped: no helm (tests/kube/build.sh helm)");
+    }
+    helm
+}
+
 /// Asks until there is an answer.
 pub fn eventually<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     eventually_or(what, ask, String::new)
