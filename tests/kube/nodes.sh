@@ -202,8 +202,8 @@ clusterDomain: cluster.local
 resolvConf: $state/resolv.conf
 volumePluginDir: $state/$1/volume-plugins
 podLogsDir: $state/$1/pod-logs
-# The disk and the memory are those of the whole machine, which others fill as they like.
-evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%, nodefs.inodesFree: 1%}
+# The disk and the memory are those of the whole machine, which others fill as they like: a share of a large disk is a lot.
+evictionHard: {memory.available: 50Mi, nodefs.available: 100Mi, imagefs.available: 100Mi, nodefs.inodesFree: 1%}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: true
