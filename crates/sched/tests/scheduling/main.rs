@@ -4,4 +4,6 @@ mod examples;
 mod promises;
 mod rights;
 mod site;
+#[path = "../support/sized.rs"]
+mod sized;
 mod waiting;

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::queue::GpuCount;
 use stoke_api::trainjob::Priority;
-use stoke_api::{Bytes, CpuMilli, GpuRequest, QueueSpec, Span};
+use stoke_api::{QueueSpec, Span};
 use stoke_sched::{
-    Change, Decision, Gang, GpuModel, Job, JobId, Node, Plan, Policy, Resources, Running, Scheduler,
+    Change, Decision, Gang, Job, JobId, Node, Plan, Policy, Resources, Running, Scheduler,
 };
+
+use crate::sized::{self, resources};
 
 pub const A100: &str = "NVIDIA-A100-SXM4-80GB";
 pub const T4: &str = "Tesla-T4";
@@ -23,38 +25,11 @@ pub fn id(name: &str) -> JobId {
 }
 
 pub fn node(name: &str, product: &str, gpus: u32) -> Node {
-    Node {
-        name: name.to_owned(),
-        allocatable: Resources {
-            cpu: CpuMilli(64_000),
-            memory: Bytes::gib(512),
-            gpus,
-            pods: 110,
-            ..Resources::default()
-        },
-        ready: true,
-        schedulable: true,
-        gpu: (gpus > 0).then(|| GpuModel {
-            product: product.to_owned(),
-            ..GpuModel::default()
-        }),
-        ..Node::default()
-    }
+    sized::node(name, product, resources(64, 512, gpus))
 }
 
 pub fn gang(workers: u32, gpus: u32) -> Gang {
-    Gang {
-        workers,
-        ask: Resources {
-            cpu: CpuMilli(1000),
-            memory: Bytes::gib(4),
-            gpus,
-            pods: 1,
-            ..Resources::default()
-        },
-        gpus: GpuRequest::Whole(gpus),
-        ..Gang::default()
-    }
+    sized::gang(workers, resources(1, 4, gpus))
 }
 
 pub fn job(name: &str, gang: Gang, minutes: i64) -> Job {

@@ -3,43 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use stoke_api::{Bytes, CpuMilli, GpuRequest};
-use stoke_sched::{Gang, GpuModel, Node, Resources, Snapshot, place};
+use stoke_sched::{Gang, Node, Resources, Snapshot, place};
 
-pub fn resources(cpu: u64, gib: u64, gpus: u32) -> Resources {
-    Resources {
-        cpu: CpuMilli(cpu * 1000),
-        memory: Bytes::gib(gib),
-        gpus,
-        pods: 110,
-        ..Resources::default()
-    }
-}
+use crate::sized;
+pub use crate::sized::resources;
 
 pub fn node(name: &str, gpus: u32) -> Node {
-    Node {
-        name: name.to_owned(),
-        allocatable: resources(32, 256, gpus),
-        ready: true,
-        schedulable: true,
-        gpu: (gpus > 0).then(|| GpuModel {
-            product: "NVIDIA-A100-SXM4-80GB".to_owned(),
-            ..GpuModel::default()
-        }),
-        ..Node::default()
-    }
+    sized::node(name, "NVIDIA-A100-SXM4-80GB", resources(32, 256, gpus))
 }
 
 pub fn gang(workers: u32, gpus: u32) -> Gang {
-    Gang {
-        workers,
-        ask: Resources {
-            pods: 1,
-            ..resources(4, 32, gpus)
-        },
-        gpus: GpuRequest::Whole(gpus),
-        ..Gang::default()
-    }
+    sized::gang(workers, resources(4, 32, gpus))
 }
 
 pub fn busy(mut node: Node, used: Resources) -> Node {

@@ -10,4 +10,6 @@ mod placing;
 mod properties;
 mod proportion;
 mod reference;
+#[path = "../support/sized.rs"]
+mod sized;
 mod topology;

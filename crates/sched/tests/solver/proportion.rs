@@ -1,20 +1,13 @@
 //! CPU and memory of GPU nodes are kept for their GPUs.
 
-use stoke_api::GpuRequest;
-use stoke_sched::{Gang, Resources};
+use stoke_sched::Gang;
 
-use crate::fixtures::{busy, cluster, gang, node, resources, says};
+use crate::fixtures::{busy, cluster, node, resources, says};
+use crate::sized;
 
 /// A node has 8 GPUs, 32 CPUs and 256 GiB: a GPU's share is 4 CPUs and 32 GiB.
 fn asking(workers: u32, gpus: u32, cpus: u64, gib: u64) -> Gang {
-    Gang {
-        ask: Resources {
-            pods: 1,
-            ..resources(cpus, gib, gpus)
-        },
-        gpus: GpuRequest::Whole(gpus),
-        ..gang(workers, gpus)
-    }
+    sized::gang(workers, resources(cpus, gib, gpus))
 }
 
 #[test]
