@@ -242,14 +242,20 @@ fn an_elastic_gang_starts_small_and_gives_up_what_others_have_a_right_to() {
     assert_eq!(status(&stage, "g").failures, 0);
 }
 
-#[test]
-fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
+/// `g` runs with 2 of the 3 workers it would have, and there is a new node.
+fn with_room_to_grow() -> Stage {
     let mut stage = Stage::new([named("g", elastic(1, 3))], [node("n1", 2)]);
     stage.turn("g");
     run(&mut stage, "g");
     stage.nodes.insert("n2".to_owned(), node("n2", 2));
     stage.pass(3600);
     stage.save("g-1-0");
+    stage
+}
+
+#[test]
+fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
+    let mut stage = with_room_to_grow();
     stage.end_pod("g-1-1", 0, "Completed");
     let told = stage.turn("g");
     assert!(!told.contains("Resized"), "{told}");
@@ -258,12 +264,7 @@ fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
 
 #[test]
 fn an_elastic_gang_grows_where_there_is_room() {
-    let mut stage = Stage::new([named("g", elastic(1, 3))], [node("n1", 2)]);
-    stage.turn("g");
-    run(&mut stage, "g");
-    stage.nodes.insert("n2".to_owned(), node("n2", 2));
-    stage.pass(3600);
-    stage.save("g-1-0");
+    let mut stage = with_room_to_grow();
     insta::assert_snapshot!(stage.turn("g"), @r"
     Restarting (Resized) 0/3 failures 0: it goes on with 3 workers instead of 2: there is room for more
       delete pod g-1-0
