@@ -1,5 +1,8 @@
 //! `cargo bench -p stoke-sched --bench cycle`: what a cycle costs, one JSON line a figure, on one core.
 
+#[path = "../tests/support/sized.rs"]
+mod sized;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,10 +10,10 @@ use std::time::Instant;
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::queue::GpuCount;
 use stoke_api::trainjob::Priority;
-use stoke_api::{Bytes, CpuMilli, GpuRequest, QueueSpec, Span};
-use stoke_sched::{
-    Decision, Gang, GpuModel, Job, JobId, Node, Policy, Resources, Running, Scheduler,
-};
+use stoke_api::{QueueSpec, Span};
+use stoke_sched::{Decision, Job, JobId, Node, Policy, Resources, Running, Scheduler};
+
+use sized::resources;
 
 const NODES: usize = 5_000;
 const QUEUES: usize = 100;
@@ -104,48 +107,22 @@ fn queue() -> QueueSpec {
 }
 
 fn node(number: usize) -> Node {
-    Node {
-        name: format!("node-{number:05}"),
-        allocatable: Resources {
-            cpu: CpuMilli(128_000),
-            memory: Bytes::gib(1024),
-            gpus: 8,
-            pods: 110,
-            ..Resources::default()
-        },
-        ready: true,
-        schedulable: true,
-        gpu: Some(GpuModel {
-            product: if number.is_multiple_of(3) {
-                "NVIDIA-H100-80GB-HBM3"
-            } else {
-                "NVIDIA-A100-SXM4-80GB"
-            }
-            .to_owned(),
-            ..GpuModel::default()
-        }),
-        ..Node::default()
-    }
+    let product = if number.is_multiple_of(3) {
+        "NVIDIA-H100-80GB-HBM3"
+    } else {
+        "NVIDIA-A100-SXM4-80GB"
+    };
+    let name = format!("node-{number:05}");
+    sized::node(&name, product, resources(128, 1024, 8))
 }
 
 fn job(number: usize, now: Timestamp) -> Job {
     let workers = [1, 1, 1, 2, 4, 8, 1, 16][number % 8];
     let gpus = [1, 2, 8, 8, 8, 8, 4, 8][number % 8];
-    let gang = Gang {
-        workers,
-        ask: Resources {
-            cpu: CpuMilli(u64::from(gpus) * 8_000),
-            memory: Bytes::gib(u64::from(gpus) * 64),
-            gpus,
-            pods: 1,
-            ..Resources::default()
-        },
-        gpus: GpuRequest::Whole(gpus),
-        ..Gang::default()
-    };
+    let each = resources(u64::from(gpus) * 8, u64::from(gpus) * 64, gpus);
     Job {
         id: JobId::new(format!("ns/j{number:06}")),
-        gang: Arc::new(gang),
+        gang: Arc::new(sized::gang(workers, each)),
         queue: Some(format!("q{:03}", number % QUEUES)),
         priority: [
             Priority::Experiment,

@@ -1,11 +1,16 @@
 //! `cargo bench -p stoke-sched --bench plan`: what planning costs, one JSON line a figure, on one core.
 
+#[path = "../tests/support/sized.rs"]
+mod sized;
+
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use stoke_api::{Bytes, CpuMilli, GpuRequest};
-use stoke_sched::{Appraiser, Gang, GpuModel, Node, Resources, Snapshot, Topology, place};
+use stoke_api::Bytes;
+use stoke_sched::{Appraiser, Gang, Node, Resources, Snapshot, Topology, place};
+
+use sized::resources;
 
 const LEVELS: [&str; 3] = ["zone", "block", "rack"];
 const PODS: u32 = 10_000;
@@ -172,38 +177,26 @@ fn cluster(count: u32) -> Snapshot {
                 "the same everywhere".to_owned(),
             )
         });
-        let hostname = (
-            "kubernetes.io/hostname".to_owned(),
-            format!("node-{index:06}"),
-        );
+        let name = format!("node-{index:06}");
+        let hostname = ("kubernetes.io/hostname".to_owned(), name.clone());
+        let allocatable = Resources {
+            // Machines of one kind differ a little.
+            memory: Bytes(Bytes::gib(1024).0 - u64::from(index % 7) * 4096),
+            ..resources(96, 1024, 8)
+        };
+        let product = if index % 10 < 7 {
+            "NVIDIA-H100-80GB-HBM3"
+        } else {
+            "NVIDIA-A100-SXM4-80GB"
+        };
         Node {
-            name: format!("node-{index:06}"),
-            allocatable: Resources {
-                cpu: CpuMilli(96_000),
-                // Machines of one kind differ a little.
-                memory: Bytes(Bytes::gib(1024).0 - u64::from(index % 7) * 4096),
-                gpus: 8,
-                pods: 110,
-                ..Resources::default()
-            },
             labels: labels
                 .into_iter()
                 .chain(common)
                 .chain([hostname])
                 .collect::<BTreeMap<_, _>>()
                 .into(),
-            ready: true,
-            schedulable: true,
-            gpu: Some(GpuModel {
-                product: if index % 10 < 7 {
-                    "NVIDIA-H100-80GB-HBM3"
-                } else {
-                    "NVIDIA-A100-SXM4-80GB"
-                }
-                .to_owned(),
-                ..GpuModel::default()
-            }),
-            ..Node::default()
+            ..sized::node(&name, product, allocatable)
         }
     });
     let mut snapshot: Snapshot = nodes.collect();
@@ -236,18 +229,10 @@ fn required(level: &str) -> Option<Topology> {
 }
 
 fn gang(workers: u32, gpus: u32, topology: Option<Topology>) -> Gang {
+    let each = resources(u64::from(gpus) * 8, u64::from(gpus) * 64, gpus);
     Gang {
-        workers,
-        ask: Resources {
-            cpu: CpuMilli(u64::from(gpus) * 8_000),
-            memory: Bytes::gib(u64::from(gpus) * 64),
-            gpus,
-            pods: 1,
-            ..Resources::default()
-        },
-        gpus: GpuRequest::Whole(gpus),
         topology,
-        ..Gang::default()
+        ..sized::gang(workers, each)
     }
 }
 
