@@ -13,6 +13,7 @@ use stoke_api::{GpuRequest, Reason};
 use crate::gang::{Gang, Topology};
 use crate::place::Survey;
 use crate::resources::Resources;
+use crate::snapshot::{Taint, Trouble};
 
 /// Why a gang was not placed. Its `Display` is one sentence, with what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub enum Obstacle {
     Cordoned,
     NotSelected,
     FarFromVolume,
+    /// Kubernetes says that it lacks what no pod can do without, and lets none come.
+    InTrouble,
     Tainted,
     WrongSpot,
     /// All workers must be in one domain of the topology, and nobody knows in which one it is.
@@ -143,7 +146,15 @@ pub enum Help {
     WaitForReady,
     Uncordon,
     OtherSelector,
-    Tolerate,
+    /// Some of the taints, and how many more there are.
+    Tolerate {
+        taints: Vec<Taint>,
+        more: usize,
+    },
+    /// Nodes that are in trouble.
+    Mend {
+        troubles: BTreeSet<Trouble>,
+    },
     OtherSpot,
     /// Only all of these together.
     All(Vec<Help>),

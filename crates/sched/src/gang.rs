@@ -99,9 +99,10 @@ impl Gang {
         self.volumes.iter().all(reached)
     }
 
-    pub(crate) fn tolerates(&self, taints: &[Taint]) -> bool {
+    /// Those of the taints that keep it away.
+    pub(crate) fn minded<'a>(&'a self, taints: &'a [Taint]) -> impl Iterator<Item = &'a Taint> {
         let tolerated = |taint| self.tolerations.iter().any(|t| t.covers(taint));
-        taints.iter().all(tolerated)
+        taints.iter().filter(move |taint| !tolerated(taint))
     }
 
     pub(crate) fn accepts_spot(&self, is_spot: bool) -> bool {

@@ -27,4 +27,4 @@ pub use scheduler::{
     Change, Claim, Constraint, Decision, Estimate, Job, JobId, Policy, Remedy, Running, Scheduler,
     Wait,
 };
-pub use snapshot::{Effect, Node, Snapshot, Taint};
+pub use snapshot::{Effect, Node, Snapshot, Taint, Trouble};

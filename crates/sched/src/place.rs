@@ -4,6 +4,7 @@
 //! them: the fewest and tightest domains, in those the fewest nodes, and among nodes that hold as many the one that loses least ([`score`]).
 
 mod appraisal;
+mod lens;
 mod need;
 mod pack;
 mod proportion;
@@ -20,9 +21,10 @@ use crate::snapshot::{DEVICE, Node, Position, Room, Snapshot, devices_of};
 
 pub(crate) use self::appraisal::Appraisal;
 pub use self::appraisal::Appraiser;
+pub(crate) use self::lens::{Lens, Waiver};
 use self::need::Need;
 use self::pack::{Pick, pack};
-pub(crate) use self::survey::{Lens, Level, Spot, Survey, Waiver, workers};
+pub(crate) use self::survey::{Level, Spot, Survey, workers};
 
 /// Where a gang goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

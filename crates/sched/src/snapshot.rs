@@ -11,6 +11,7 @@ mod chunk;
 mod domain;
 mod rooms;
 mod shapes;
+mod taint;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,20 +27,7 @@ pub(crate) use self::domain::Step;
 use self::domain::{Path, path};
 pub(crate) use self::rooms::{Room, Rooms};
 pub(crate) use self::shapes::{Shape, Shapes};
-
-/// A taint that keeps pods away; those that only prefer it are not here.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Taint {
-    pub key: String,
-    pub value: String,
-    pub effect: Effect,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Effect {
-    NoSchedule,
-    NoExecute,
-}
+pub use self::taint::{Effect, Taint, Trouble};
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Node {

@@ -253,7 +253,7 @@ fn gpu_nodes_are_found_by_label_and_their_taints_are_tolerated_by_jobs_with_gpus
     assert!(said.contains("create pod j-1-0 on n3"), "{said}");
     let said = on(nodes(), asking(1, &["h100", "a100"])).turn("j");
     assert!(said.contains("create pod j-1-0 on n2"), "{said}");
-    insta::assert_snapshot!(first_line(&on(nodes(), asking(0, &[])).turn("j")), @"Queued (NoMatchingNodes) 0/1 failures 0: no room for a worker with 1 CPU and 1.0 GiB of memory; 3 nodes: 3 are tainted; add to template.spec.tolerations what the nodes are tainted with");
+    insta::assert_snapshot!(first_line(&on(nodes(), asking(0, &[])).turn("j")), @"Queued (NoMatchingNodes) 0/1 failures 0: no room for a worker with 1 CPU and 1.0 GiB of memory; 3 nodes: 3 are tainted; tolerate nvidia.com/gpu=present:NoSchedule in template.spec.tolerations");
 }
 
 #[test]

@@ -11,20 +11,51 @@ use super::{Help, Obstacle, required_level};
 use crate::gang::{Gang, Topology};
 use crate::gpu::{MIG_PREFIX, Parts, milli_of_replica};
 use crate::place::{Lens, Survey, Waiver};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, Taint};
 
 /// Kinds of GPU that are tried. Nobody reads a longer list.
 const TRIED_MAX: usize = 8;
 
-/// Conditions of the cluster or of the job's author, and what it is called to do without them.
-const WAIVERS: [(Waiver, Obstacle, Help); 6] = [
-    (Waiver::Ready, Obstacle::NotReady, Help::WaitForReady),
-    (Waiver::Cordon, Obstacle::Cordoned, Help::Uncordon),
-    (Waiver::Spot, Obstacle::WrongSpot, Help::OtherSpot),
-    (Waiver::Selector, Obstacle::NotSelected, Help::OtherSelector),
-    (Waiver::Volumes, Obstacle::FarFromVolume, Help::NearVolume),
-    (Waiver::Taints, Obstacle::Tainted, Help::Tolerate),
+/// Taints that are named. The rest is counted.
+const TAINTS_TOLD_MAX: usize = 3;
+
+/// Conditions of the cluster or of the job's author that are done without one at a time, and where each is met.
+const WAIVERS: [(Waiver, Obstacle); 7] = [
+    (Waiver::Ready, Obstacle::NotReady),
+    (Waiver::Cordon, Obstacle::Cordoned),
+    (Waiver::Trouble, Obstacle::InTrouble),
+    (Waiver::Spot, Obstacle::WrongSpot),
+    (Waiver::Selector, Obstacle::NotSelected),
+    (Waiver::Volumes, Obstacle::FarFromVolume),
+    (Waiver::Taints, Obstacle::Tainted),
 ];
+
+/// What it is called to do without a condition. `survey` does without it.
+fn called(waiver: Waiver, survey: &Survey<'_>) -> Help {
+    match waiver {
+        Waiver::Ready => Help::WaitForReady,
+        Waiver::Cordon => Help::Uncordon,
+        Waiver::Spot => Help::OtherSpot,
+        Waiver::Selector => Help::OtherSelector,
+        Waiver::Volumes => Help::NearVolume,
+        Waiver::Trouble => {
+            let taints = survey.waived_taints(waiver).into_iter();
+            let troubles = taints.filter_map(Taint::trouble).collect();
+            Help::Mend { troubles }
+        }
+        Waiver::Taints => {
+            let taints = survey.waived_taints(waiver);
+            let more = taints.len().saturating_sub(TAINTS_TOLD_MAX);
+            let taints = taints.into_iter().take(TAINTS_TOLD_MAX);
+            let taints = taints.cloned().collect();
+            Help::Tolerate { taints, more }
+        }
+        Waiver::GpuTypes => Help::OtherGpuTypes {
+            products: BTreeSet::new(),
+        },
+        Waiver::Topology => Help::WiderTopology { level: None },
+    }
+}
 
 pub(super) fn find(survey: &Survey<'_>, obstacles: &BTreeMap<Obstacle, u32>) -> Vec<Help> {
     let Survey { snapshot, gang, .. } = *survey;
@@ -143,15 +174,15 @@ impl Asking<'_> {
 
     /// A job that has only to wait is not told to undo what its author asks of nodes.
     fn without(&self, waits: bool) -> impl Iterator<Item = Help> {
-        let tried = WAIVERS.into_iter().filter(move |(waiver, obstacle, _)| {
+        let tried = WAIVERS.into_iter().filter(move |(waiver, obstacle)| {
             let is_asked = matches!(waiver, Waiver::Selector | Waiver::Volumes | Waiver::Taints);
             self.met(*obstacle) && !(waits && is_asked)
         });
-        let helps = tried.filter(|(waiver, _, _)| {
-            let lens = self.lens.without(*waiver);
-            Survey::of(self.snapshot, self.gang, lens).is_enough()
-        });
-        helps.map(|(_, _, help)| help)
+        tried.filter_map(|(waiver, _)| {
+            let lens = self.lens.without(waiver);
+            let survey = Survey::of(self.snapshot, self.gang, lens);
+            survey.is_enough().then(|| called(waiver, &survey))
+        })
     }
 }
 

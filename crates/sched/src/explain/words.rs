@@ -6,6 +6,7 @@ use stoke_api::GpuRequest;
 
 use super::{Explanation, Help, NoRoom, Obstacle};
 use crate::gang::HOSTNAME;
+use crate::snapshot::Trouble;
 
 /// More than this makes no sentence.
 const HELPS_TOLD_MAX: usize = 3;
@@ -21,6 +22,7 @@ impl Obstacle {
                 "cannot reach one of its volumes",
                 "cannot reach one of its volumes",
             ),
+            Self::InTrouble => ("is in trouble", "are in trouble"),
             Self::Tainted => ("is tainted", "are tainted"),
             Self::WrongSpot => (
                 "is of the wrong kind (spot)",
@@ -143,6 +145,24 @@ fn short(level: &str) -> &str {
     level.rsplit('/').next().unwrap_or(level)
 }
 
+fn told(items: impl Iterator<Item = impl fmt::Display>) -> String {
+    let items: Vec<String> = items.map(|item| item.to_string()).collect();
+    items.join(", ")
+}
+
+/// What to do about it, and by what it is known.
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mend = match self {
+            Self::Disk => "free its disk",
+            Self::Memory => "free its memory",
+            Self::Pids => "end some of its processes",
+            Self::Network => "set up its network",
+        };
+        write!(f, "{mend} ({})", self.key())
+    }
+}
+
 impl Help {
     /// `waits`: waiting would do, and this is what can be done instead.
     fn tell(&self, f: &mut fmt::Formatter<'_>, waits: bool) -> fmt::Result {
@@ -167,12 +187,10 @@ impl Help {
                 f.write_str("leave gpuTypes out")
             }
             Self::OtherGpuTypes { products } => {
-                let products: Vec<&str> = products.iter().map(String::as_str).collect();
-                write!(f, "change gpuTypes: there is {}", products.join(", "))
+                write!(f, "change gpuTypes: there is {}", told(products.iter()))
             }
             Self::OtherGpus { gpus } => {
-                let gpus: Vec<String> = gpus.iter().map(ToString::to_string).collect();
-                write!(f, "set gpus to what there is: {}", gpus.join(", "))
+                write!(f, "set gpus to what there is: {}", told(gpus.iter()))
             }
             Self::WiderTopology { level: Some(level) } => {
                 write!(f, "require one {} only", short(level))
@@ -191,9 +209,14 @@ impl Help {
             Self::OtherSelector => f.write_str(
                 "label a node as template.spec.nodeSelector and affinity ask, or change them",
             ),
-            Self::Tolerate => {
-                f.write_str("add to template.spec.tolerations what the nodes are tainted with")
+            Self::Tolerate { taints, more } => {
+                write!(f, "tolerate {}", told(taints.iter()))?;
+                if *more > 0 {
+                    write!(f, " and {more} more")?;
+                }
+                f.write_str(" in template.spec.tolerations")
             }
+            Self::Mend { troubles } => write!(f, "mend a node: {}", told(troubles.iter())),
             Self::OtherSpot => f.write_str("set spot to allowed, or add nodes of the other kind"),
             Self::All(helps) => {
                 for (i, help) in helps.iter().enumerate() {

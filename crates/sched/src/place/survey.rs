@@ -5,49 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::lens::{Lens, Waiver, Waivers};
 use super::need::{Need, Way};
 use crate::explain::Obstacle;
 use crate::gang::{Described, Gang, HOSTNAME, Topology};
 use crate::gpu::{GpuModel, is_of_type};
-use crate::snapshot::{Chunk, Node, Position, Room, Shape, Snapshot, Step, positions};
-
-/// What is changed in thought before the question is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Lens {
-    /// Nothing else runs.
-    pub idle: bool,
-    waived: u16,
-}
-
-/// A condition that can be thought away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Waiver {
-    Ready,
-    Cordon,
-    Selector,
-    Volumes,
-    Taints,
-    Spot,
-    GpuTypes,
-    Topology,
-}
-
-impl Lens {
-    pub const IDLE: Self = Self {
-        idle: true,
-        waived: 0,
-    };
-
-    #[must_use]
-    pub fn without(mut self, waiver: Waiver) -> Self {
-        self.waived |= 1 << waiver as u16;
-        self
-    }
-
-    fn holds(self, waiver: Waiver) -> bool {
-        self.waived & (1 << waiver as u16) == 0
-    }
-}
+use crate::snapshot::{Chunk, Node, Position, Room, Shape, Snapshot, Step, Taint, positions};
 
 /// The level of the topology within one domain of which all workers must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -262,6 +225,18 @@ impl<'a> Survey<'a> {
         })
     }
 
+    /// The taints that are thought away by this, of nodes with room for a worker.
+    pub fn waived_taints(&self, waiver: Waiver) -> BTreeSet<&'a Taint> {
+        let spots = self.needs().flat_map(|(way, _)| self.spots(way));
+        let shapes: BTreeSet<u32> = spots.map(|spot| self.room(&spot).shape).collect();
+        let all = self.snapshot.shapes().all();
+        let taints = shapes.into_iter().flat_map(|shape| {
+            let taints = &all[shape as usize].taints;
+            self.gang.minded(taints)
+        });
+        taints.filter(|taint| Waiver::of(taint) == waiver).collect()
+    }
+
     /// Nodes that have no room for even one worker, by the first thing in the way.
     pub fn obstacles(&self) -> BTreeMap<Obstacle, u32> {
         let mut found = BTreeMap::new();
@@ -373,15 +348,18 @@ impl<'a> Judge<'a> {
         };
         let is_general = !self.is_particular;
         let wants_type = gang.wants_gpus() && shape.has_any_gpu() && !gang.gpu_types.is_empty();
-        if holds(Waiver::Ready) && !shape.ready {
+        let minded: Waivers = gang.minded(&shape.taints).map(Waiver::of).collect();
+        if holds(Waiver::Ready) && (!shape.ready || minded.has(Waiver::Ready)) {
             Err(Obstacle::NotReady)
-        } else if holds(Waiver::Cordon) && !shape.schedulable {
+        } else if holds(Waiver::Cordon) && (!shape.schedulable || minded.has(Waiver::Cordon)) {
             Err(Obstacle::Cordoned)
         } else if is_general && holds(Waiver::Selector) && !gang.selects(described) {
             Err(Obstacle::NotSelected)
         } else if is_general && holds(Waiver::Volumes) && !gang.reaches_volumes(described) {
             Err(Obstacle::FarFromVolume)
-        } else if holds(Waiver::Taints) && !gang.tolerates(&shape.taints) {
+        } else if holds(Waiver::Trouble) && minded.has(Waiver::Trouble) {
+            Err(Obstacle::InTrouble)
+        } else if holds(Waiver::Taints) && minded.has(Waiver::Taints) {
             Err(Obstacle::Tainted)
         } else if holds(Waiver::Spot) && !gang.accepts_spot(shape.spot) {
             Err(Obstacle::WrongSpot)

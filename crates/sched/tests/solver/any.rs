@@ -100,11 +100,31 @@ fn give(mut node: Node, gpus: Gpus) -> Node {
     node
 }
 
+/// People's and Kubernetes' own.
+fn any_taints() -> impl Strategy<Value = Vec<Taint>> {
+    let keys = vec![
+        "t",
+        "u",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/memory-pressure",
+    ];
+    let taint = |key: &str| Taint {
+        key: key.to_owned(),
+        value: String::new(),
+        effect: Effect::NoExecute,
+    };
+    let some = prop::sample::subsequence(keys, 1..=2);
+    let some = some.prop_map(move |keys| keys.into_iter().map(taint).collect());
+    prop_oneof![3 => Just(Vec::new()), 1 => some]
+}
+
 fn any_node(name: usize) -> impl Strategy<Value = Node> {
     let flags = (
         prop::bool::weighted(0.9),
         prop::bool::weighted(0.9),
-        prop::bool::weighted(0.2),
+        any_taints(),
         prop::bool::weighted(0.2),
         any::<bool>(),
     );
@@ -113,7 +133,7 @@ fn any_node(name: usize) -> impl Strategy<Value = Node> {
         prop::option::weighted(0.85, 0_u8..2),
     );
     (amounts(4), amounts(3), any_gpus(), flags, place).prop_map(
-        move |(allocatable, used, gpus, (ready, schedulable, tainted, spot, big), place)| {
+        move |(allocatable, used, gpus, (ready, schedulable, taints, spot, big), place)| {
             let named = |key: &str, value: String| (key.to_owned(), value);
             let size = if big { "big" } else { "small" };
             let mut labels = BTreeMap::from([
@@ -122,11 +142,6 @@ fn any_node(name: usize) -> impl Strategy<Value = Node> {
             ]);
             labels.extend(place.0.map(|block| named("block", format!("b{block}"))));
             labels.extend(place.1.map(|rack| named("rack", format!("r{rack}"))));
-            let taint = || Taint {
-                key: "t".to_owned(),
-                value: String::new(),
-                effect: Effect::NoExecute,
-            };
             let node = Node {
                 name: format!("n{name}"),
                 allocatable,
@@ -134,7 +149,7 @@ fn any_node(name: usize) -> impl Strategy<Value = Node> {
                 ready,
                 schedulable,
                 labels: labels.into(),
-                taints: tainted.then(taint).into_iter().collect(),
+                taints,
                 gpu: Some(GpuModel {
                     product: if big {
                         "NVIDIA-H100-80GB"

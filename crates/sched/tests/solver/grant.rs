@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use stoke_api::trainjob::Spot;
 use stoke_api::{Bytes, CpuMilli, GpuRequest};
-use stoke_sched::{Gang, Help, Node, Resources, Snapshot, Toleration, Topology};
+use stoke_sched::{Gang, Help, Node, Resources, Snapshot, Taint, Toleration, Topology};
 
 /// The cluster and the gang after the help was given.
 pub fn grant(snapshot: &Snapshot, gang: &Gang, help: &Help) -> (Snapshot, Gang) {
@@ -60,13 +60,36 @@ pub fn grant(snapshot: &Snapshot, gang: &Gang, help: &Help) -> (Snapshot, Gang) 
                 .retain(|other, _| !names.contains(&other.to_string().as_str()));
         }
         Help::NearVolume => gang.volumes.clear(),
-        Help::WaitForReady => return (change(&|node| node.ready = true), gang),
-        Help::Uncordon => return (change(&|node| node.schedulable = true), gang),
+        Help::WaitForReady => {
+            let ready = change(&|node| {
+                node.ready = true;
+                lose(node, "node.kubernetes.io/not-ready");
+            });
+            return (ready, gang);
+        }
+        Help::Uncordon => {
+            let open = change(&|node| {
+                node.schedulable = true;
+                lose(node, "node.kubernetes.io/unschedulable");
+            });
+            return (open, gang);
+        }
+        Help::Mend { troubles } => {
+            let mended = change(&|node| {
+                for trouble in troubles {
+                    lose(node, trouble.key());
+                }
+            });
+            return (mended, gang);
+        }
         Help::OtherSelector => {
             gang.selector.clear();
             gang.terms.clear();
         }
-        Help::Tolerate => gang.tolerations = vec![Toleration::default()],
+        Help::Tolerate { taints, more } => {
+            assert_eq!(*more, 0, "fewer are drawn than are told");
+            gang.tolerations.extend(taints.iter().map(tolerating));
+        }
         Help::OtherSpot => gang.spot = Spot::Allowed,
         Help::All(helps) => {
             let granted = (snapshot.clone(), gang);
@@ -76,6 +99,18 @@ pub fn grant(snapshot: &Snapshot, gang: &Gang, help: &Help) -> (Snapshot, Gang) 
         }
     }
     (snapshot.clone(), gang)
+}
+
+fn lose(node: &mut Node, taint: &str) {
+    node.taints.retain(|has| has.key != taint);
+}
+
+fn tolerating(taint: &Taint) -> Toleration {
+    Toleration {
+        key: Some(taint.key.clone()),
+        value: Some(taint.value.clone()),
+        effect: Some(taint.effect),
+    }
 }
 
 fn fresh(like: &Node, number: u32) -> Node {

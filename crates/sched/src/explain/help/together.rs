@@ -1,21 +1,20 @@
 //! No single change is enough: what has to be done together, and nothing that need not be.
 
-use std::collections::BTreeSet;
-
 use stoke_api::{Bytes, CpuMilli, GpuRequest};
 
 use super::super::{Help, Obstacle};
-use super::{WAIVERS, gpus_instead};
+use super::{called, gpus_instead};
 use crate::gang::Gang;
 use crate::place::{Lens, Survey, Waiver};
 use crate::resources::Resources;
 use crate::snapshot::{Room, Seated, Snapshot};
 
 /// All that can be thought away, in the order in which it is put back if it need not be.
-const ALL: [Waiver; 8] = [
+const ALL: [Waiver; 9] = [
     Waiver::Volumes,
     Waiver::Selector,
     Waiver::Taints,
+    Waiver::Trouble,
     Waiver::Ready,
     Waiver::Cordon,
     Waiver::Spot,
@@ -58,22 +57,13 @@ fn waivers(snapshot: &Snapshot, gang: &Gang) -> Vec<Help> {
             waived = fewer;
         }
     }
-    let mut helps: Vec<Help> = waived.into_iter().map(help).collect();
+    let survey = Survey::of(snapshot, gang, without(&waived));
+    let helps = waived.into_iter().map(|waiver| called(waiver, &survey));
+    let mut helps: Vec<Help> = helps.collect();
     if target < gang.least() {
         helps.push(Help::FewerWorkers { fitting: target });
     }
     helps
-}
-
-fn help(waiver: Waiver) -> Help {
-    let listed = WAIVERS.into_iter().find(|(listed, _, _)| *listed == waiver);
-    match (waiver, listed) {
-        (_, Some((_, _, help))) => help,
-        (Waiver::Topology, None) => Help::WiderTopology { level: None },
-        (_, None) => Help::OtherGpuTypes {
-            products: BTreeSet::new(),
-        },
-    }
 }
 
 /// A smaller ask, of which a node that is there has room for one worker.
