@@ -21,6 +21,14 @@ pub const USAGE_ANNOTATION: &str = "stokehold.dev/usage";
 /// On a pod of a job: what its containers used of memory from start to end, as JSON ([`crate::digest::PodDigest`]). Written by
 /// the node's agent when a container ends.
 pub const MEMORY_DIGEST_ANNOTATION: &str = "stokehold.dev/memory-digest";
+/// On a pod of a job: what may be done with its memory limit while it runs, as JSON ([`crate::contract::MemoryTerms`]). Without it the
+/// limit stays as it is.
+pub const MEMORY_TERMS_ANNOTATION: &str = "stokehold.dev/memory-terms";
+/// On a pod of a job: it may soon need more memory than it may have, as JSON ([`crate::risk::MemoryRisk`]). Written by the node, and
+/// removed when the danger is over.
+pub const MEMORY_RISK_ANNOTATION: &str = "stokehold.dev/memory-risk";
+/// On a pod of a job: someone wants a checkpoint soon. The worker sees the text in a file ([`crate::contract`]).
+pub const CHECKPOINT_REQUEST_ANNOTATION: &str = "stokehold.dev/checkpoint-request";
 /// On a pod of a job: when its newest checkpoint was written, as RFC 3339. Written by the node.
 pub const LAST_CHECKPOINT_ANNOTATION: &str = "stokehold.dev/last-checkpoint";
 /// On a node: its GPUs are made up.
@@ -114,6 +122,11 @@ pub mod env {
     pub const CHECKPOINT_EVERY: &str = "STOKE_CHECKPOINT_EVERY";
     /// How many are meant to be kept.
     pub const CHECKPOINT_KEEP: &str = "STOKE_CHECKPOINT_KEEP";
+
+    /// A file that is empty until someone wants a checkpoint soon ([`crate::contract`]).
+    pub const CHECKPOINT_REQUEST: &str = "STOKE_CHECKPOINT_REQUEST";
+    /// A file in which the program may say where it is ([`crate::contract`]).
+    pub const STATUS_FILE: &str = "STOKE_STATUS_FILE";
 
     /// Of an MPI gang: `name=address:port,...` in the order of ranks, the launcher first.
     pub const MPI_HOSTS: &str = "STOKE_MPI_HOSTS";

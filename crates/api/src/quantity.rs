@@ -3,6 +3,7 @@
 //! Every type reads what Kubernetes' own quantities allow and writes one canonical spelling.
 
 mod exact;
+mod parameters;
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +13,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 pub use exact::Exact;
+pub use parameters::{PARAMETERS_MAX, Parameters};
 
 /// Why an amount could not be read. The text names the value and shows one that works.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -21,18 +21,36 @@ pub enum Reason {
     WaitingForDataset,
     BackingOff,
     Misconfigured,
+    /// No GPU that it may run on can hold its model.
+    ModelTooBig,
     // Going on.
     Placed,
     StartingWorkers,
     /// Goes on with more or fewer workers.
     Resized,
+    /// Goes on from its checkpoint with its memory given back.
+    Restarted,
     WorkersRunning,
+    /// Its memory: it climbs or leaks, and there is time to do something about it.
+    MemoryClimbs,
+    /// Its memory: the limit was raised while it runs.
+    LimitRaised,
+    /// Its memory: it may have no more, and was asked to save its work.
+    CheckpointAsked,
+    /// Its memory: its node has nearly none left.
+    NodeShortOfMemory,
+    /// Its memory was in danger, and is no more.
+    OutOfDanger,
+    /// Its memory was in danger when it ended.
+    NotRunning,
     StoppingWorkers,
     Suspended,
     Resumed,
     // Over.
     Succeeded,
     OutOfMemory,
+    /// Local disk, or a volume, was full.
+    OutOfStorage,
     WorkerFailed,
     WorkerLost,
     Evicted,

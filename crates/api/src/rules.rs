@@ -187,6 +187,44 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
         },
     },
     Rule {
+        path: "spec.model",
+        cel: "!has(self.spec.model) || has(self.spec.model.params) || (has(self.spec.model.layers) && has(self.spec.model.hidden))",
+        message: "a model needs its size: set params, or layers and hidden",
+        holds: |job, _| {
+            job.spec.model.as_ref().is_none_or(|model| {
+                model.params.is_some() || (model.layers.is_some() && model.hidden.is_some())
+            })
+        },
+    },
+    Rule {
+        path: "spec.model",
+        cel: "!has(self.spec.model) || string(self.spec.gpus) != '0'",
+        message: "model says what GPUs must hold, but the job asks for none: set gpus",
+        holds: |job, _| job.spec.model.is_none() || job.spec.gpus != GpuRequest::None,
+    },
+    Rule {
+        path: "spec.model.heads",
+        cel: "!has(self.spec.model) || !has(self.spec.model.heads) || !has(self.spec.model.hidden) || has(self.spec.model.headDim) || \
+              self.spec.model.hidden % self.spec.model.heads == 0",
+        message: "hidden must be a multiple of heads, or headDim said",
+        holds: |job, _| {
+            job.spec.model.as_ref().is_none_or(|model| {
+                model.head_dim.is_some() || is_multiple(model.hidden, model.heads)
+            })
+        },
+    },
+    Rule {
+        path: "spec.model.kvHeads",
+        cel: "!has(self.spec.model) || !has(self.spec.model.kvHeads) || !has(self.spec.model.heads) || self.spec.model.heads % self.spec.model.kvHeads == 0",
+        message: "heads must be a multiple of kvHeads",
+        holds: |job, _| {
+            job.spec
+                .model
+                .as_ref()
+                .is_none_or(|model| is_multiple(model.heads, model.kv_heads))
+        },
+    },
+    Rule {
         path: "spec.datasets",
         cel: "!has(self.spec.datasets) || self.spec.datasets.all(d, self.spec.datasets.exists_one(e, e.path == d.path))",
         message: "two datasets have the same path",
@@ -346,6 +384,12 @@ fn is_word(text: &str) -> bool {
         .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+fn is_multiple(whole: Option<u32>, part: Option<u32>) -> bool {
+    whole
+        .zip(part)
+        .is_none_or(|(whole, part)| part > 0 && whole.is_multiple_of(part))
 }
 
 fn at_most(less: Option<Bytes>, more: Option<Bytes>) -> bool {

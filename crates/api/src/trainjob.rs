@@ -1,6 +1,8 @@
 //! TrainJob: one training run, one pod or many, as a gang.
 
+mod model;
 mod status;
+mod tuning;
 
 use std::collections::BTreeMap;
 
@@ -9,8 +11,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use model::{Method, Model, Optimizer, Precision};
 pub use status::{
     Attempt, Exit, GpuResource, Outcome, Phase, Preemption, Sizing, TrainJobStatus, Waiting,
+};
+pub use tuning::{
+    Finding, GRAD_ACCUM_SCALE, MICRO_BATCH_SCALE, RestartEvery, TORCH_ALLOCATOR, Tuning,
 };
 
 use crate::names::KUEUE_QUEUE_LABEL;
@@ -163,6 +169,10 @@ pub struct TrainJobSpec {
     /// Memory of each worker. What is absent is chosen for you, and the status says how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+
+    /// What is trained, and how: a job whose model cannot fit its GPUs is told so before it starts. `stoke estimate` tells more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
 
     /// Which runs are alike, for learning from them. Absent: those with the same image, command and shape.
     #[serde(skip_serializing_if = "Option::is_none")]

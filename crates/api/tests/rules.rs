@@ -70,6 +70,7 @@ fn cases() -> Vec<Case> {
             .extend(memory.as_object().expect("an object").clone());
         job(json!({"memory": full}))
     };
+    let model = |model: Value| job(json!({"gpus": 1, "model": model}));
     vec![
         case("smallest", job(json!({})), &[]),
         case(
@@ -193,6 +194,41 @@ fn cases() -> Vec<Case> {
             "a guarantee spelled twice",
             memory(json!({"request": "1Gi", "limit": "1024Mi", "qos": "guaranteed"})),
             &[],
+        ),
+        case(
+            "a model by its size",
+            model(json!({"params": "8.03B"})),
+            &[],
+        ),
+        case(
+            "a model by its shape",
+            model(json!({"layers": 32, "hidden": 4096, "heads": 32, "kvHeads": 8})),
+            &[],
+        ),
+        case(
+            "a model with wide heads",
+            model(json!({"layers": 28, "hidden": 3000, "heads": 16, "headDim": 256})),
+            &[],
+        ),
+        case(
+            "a model of no size",
+            model(json!({"layers": 32})),
+            &["spec.model"],
+        ),
+        case(
+            "a model without gpus",
+            job(json!({"model": {"params": 7_000_000_000_u64}})),
+            &["spec.model"],
+        ),
+        case(
+            "uneven heads",
+            model(json!({"layers": 2, "hidden": 100, "heads": 3})),
+            &["spec.model.heads"],
+        ),
+        case(
+            "uneven groups of heads",
+            model(json!({"params": "1B", "heads": 16, "kvHeads": 3})),
+            &["spec.model.kvHeads"],
         ),
         case(
             "two datasets at one path",

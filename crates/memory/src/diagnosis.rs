@@ -1,15 +1,38 @@
-//! What ended a worker: read from its pod's and its container's status, said with the evidence, and judged: the job's own
-//! doing, or something done to it from outside.
+//! What ended a worker: read from its pod's and its container's status, from what the kernel, the kubelet and its log say, told with the
+//! evidence, and judged: the job's own doing, or something done to it from outside.
+//!
+//! Who did it is believed first: a container that the kubelet calls `OOMKilled`, a pod that it says it evicted. The log is believed
+//! about what those cannot know: GPUs, /dev/shm, allocations that were refused.
+//!
+//! Invariant: exit code 137 alone is no proof of anything.
+
+mod cause;
+mod figures;
+mod kernel;
+mod line;
+mod log;
+mod memory;
+mod program;
+mod signs;
+mod start;
 
 use std::fmt::Write as _;
 
+use stoke_api::trainjob::Finding;
 use stoke_api::{Bytes, Reason};
+
+pub use cause::{Cause, Confidence, Framework, Remedy, Resource, Shape};
+pub use figures::Figures;
+pub use log::{LogDigest, LogScan};
+pub use start::may_still_start;
 
 /// What is known of a worker that did not end well.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
     pub rank: u32,
     pub node: String,
+    /// The pod's uid, by which the kernel's lines tell it from others.
+    pub uid: String,
     pub end: End,
     /// The pod's own reason and message, where something other than its container ended it: `Evicted`.
     pub pod_reason: String,
@@ -23,6 +46,42 @@ pub struct Evidence {
     pub peak: Option<Bytes>,
     /// How many of its processes the kernel killed at its limit, where someone counted.
     pub oom_kills: u64,
+    /// Its log, or the end of it.
+    pub log: Option<LogDigest>,
+    /// Reason and message of Events about it and its node, from about when it ended.
+    pub events: Vec<(String, String)>,
+    /// Lines of its node's kernel log, from about when it ended.
+    pub kernel: Vec<String>,
+    pub shm: Option<Usage>,
+    pub storage: Option<Usage>,
+    /// Where it keeps its checkpoints.
+    pub checkpoint_path: Option<String>,
+    /// What its memory was seen to do before.
+    pub leak: Option<LeakRate>,
+}
+
+/// How much of something was used at most, of how much there was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    pub peak: Bytes,
+    pub size: Bytes,
+}
+
+impl Usage {
+    /// Nothing of a size worth speaking of was left.
+    fn is_full(self) -> bool {
+        self.size.0 > 0 && self.peak.0 >= self.size.0 - self.size.0 / 20
+    }
+}
+
+/// Memory that grows and is not given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeakRate {
+    /// Of the GPU's memory, or of the host's.
+    pub gpu: bool,
+    pub bytes_per_hour: u64,
+    /// Where the job tells its steps.
+    pub bytes_per_step: Option<u64>,
 }
 
 /// How far a worker got.
@@ -53,6 +112,19 @@ pub struct Terminated {
     pub message: String,
 }
 
+impl Terminated {
+    /// The signal that ended it. A shell counts 128 and the signal.
+    fn signal(&self) -> Option<i32> {
+        let code = self.exit_code;
+        let coded = || match code {
+            129..=192 => Some(code - 128),
+            -64..=-1 => Some(-code),
+            _ => None,
+        };
+        self.signal.filter(|signal| *signal > 0).or_else(coded)
+    }
+}
+
 /// Who ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
@@ -64,6 +136,14 @@ pub enum Blame {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnosis {
+    pub cause: Cause,
+    pub confidence: Confidence,
+    /// What tells so, as it was found.
+    pub quotes: Vec<String>,
+    /// What helps, the best first.
+    pub remedies: Vec<Remedy>,
+    /// What remedies are measured by.
+    pub facts: Facts,
     pub reason: Reason,
     pub blame: Blame,
     /// What happened, with its evidence.
@@ -74,305 +154,289 @@ pub struct Diagnosis {
     pub word: String,
 }
 
+/// Amounts and names that the evidence gave.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Of the message about memory, of a GPU or of the host.
+    pub figures: Figures,
+    pub limit: Option<Bytes>,
+    /// The most host memory it used; more than this was asked for, where it was killed.
+    pub peak: Option<Bytes>,
+    /// What it used of /dev/shm or of local disk, and what there was.
+    pub usage: Option<Usage>,
+    pub leak: Option<LeakRate>,
+    /// Where it ran.
+    pub node: String,
+    /// The file that could not be written.
+    pub path: Option<String>,
+    /// The error that ended the program.
+    pub error: Option<String>,
+}
+
 /// Reads the evidence. Total: whatever it is given, it says something true.
 pub fn diagnose(evidence: &Evidence) -> Diagnosis {
     let rank = evidence.rank;
-    match evidence.end {
+    let found = match evidence.end {
         // What ended before its node or its pod went has an end of its own.
-        End::NodeGone if evidence.container.is_none() => outside(
+        End::NodeGone if evidence.container.is_none() => Diagnosis::outside(
+            Cause::NodeLost,
             Reason::WorkerLost,
             "NodeLost",
             format!("rank {rank} was lost with its node {}", evidence.node),
-            "",
         ),
-        End::NeverStarted => never_started(evidence),
+        End::NeverStarted => start::never_started(evidence),
         _ => ended(evidence),
-    }
+    };
+    found.with_facts(evidence)
 }
 
 fn ended(evidence: &Evidence) -> Diagnosis {
-    let rank = evidence.rank;
-    let oom = evidence.container.as_ref().filter(|container| {
-        // A runtime that did not see the kernel kill a child gives the worker's own end.
-        container.reason == "OOMKilled" || (evidence.oom_kills > 0 && container.exit_code != 0)
-    });
-    if let Some(container) = oom {
-        return out_of_memory(evidence, container);
+    let read;
+    // A kubelet that is asked to gives the end of the log as the container's message.
+    let log = match (&evidence.log, &evidence.container) {
+        (Some(log), _) => Some(log),
+        (None, Some(container)) => {
+            read = LogScan::read(container.message.as_bytes());
+            Some(&read)
+        }
+        (None, None) => None,
+    };
+    memory::killed(evidence, log)
+        .or_else(|| interrupted(evidence))
+        .unwrap_or_else(|| match (&evidence.container, evidence.end) {
+            (Some(container), End::Ended | End::NodeGone) => {
+                program::ended(evidence, container, log)
+            }
+            (_, End::Deleted) => Diagnosis::outside(
+                Cause::KilledByPerson,
+                Reason::WorkerLost,
+                "Deleted",
+                format!("rank {} was deleted from outside", evidence.rank),
+            ),
+            // A pod that failed and never had a container was turned away by its node.
+            _ => Diagnosis::outside(
+                Cause::NotStarted,
+                Reason::StartFailed,
+                first_of(&evidence.pod_reason, "Rejected"),
+                told(
+                    format!(
+                        "rank {} was turned away by {}",
+                        evidence.rank, evidence.node
+                    ),
+                    &evidence.pod_message,
+                ),
+            ),
+        })
+}
+
+/// Something other than its program ended it, and says so.
+fn interrupted(evidence: &Evidence) -> Option<Diagnosis> {
+    let (rank, node) = (evidence.rank, &evidence.node);
+    if evidence.pod_reason == "Evicted" {
+        return Some(evicted(evidence));
     }
+    let stopped = |cause, sentence: String, word: &str, message: &str| {
+        let found = Diagnosis::outside(cause, Reason::Evicted, word, told(sentence, message));
+        Some(found.quoting([format!("{word}: {message}")]))
+    };
     if let Some((reason, message)) = &evidence.disruption {
-        let sentence = match reason.as_str() {
-            "PreemptionByScheduler" => format!("rank {rank} was preempted by more important work"),
+        let (cause, sentence) = match reason.as_str() {
+            "PreemptionByScheduler" => (
+                Cause::Preempted,
+                format!("rank {rank} was preempted by more important work"),
+            ),
             // The kubelet says the same word when it makes room and when its machine goes down.
-            "TerminationByKubelet" if evidence.pod_reason == "Terminated" => {
-                format!("rank {rank} was stopped with {}", evidence.node)
-            }
-            "TerminationByKubelet" | "EvictionByEvictionAPI" => {
-                format!("rank {rank} was evicted from {}", evidence.node)
-            }
-            "DeletionByTaintManager" => {
-                format!("rank {rank} was taken off {} by a taint", evidence.node)
-            }
-            "DeletionByPodGC" => format!("rank {rank} was lost with its node {}", evidence.node),
-            _ => format!("rank {rank} was disrupted on {} ({reason})", evidence.node),
+            "TerminationByKubelet" if evidence.pod_reason == "Terminated" => (
+                Cause::Disrupted,
+                format!("rank {rank} was stopped with {node}"),
+            ),
+            "TerminationByKubelet" => (
+                Cause::NodePressure(resource(&evidence.pod_message)),
+                format!("rank {rank} was evicted from {node}"),
+            ),
+            "EvictionByEvictionAPI" => (
+                Cause::Disrupted,
+                format!("rank {rank} was evicted from {node}"),
+            ),
+            "DeletionByTaintManager" => (
+                Cause::Disrupted,
+                format!("rank {rank} was taken off {node} by a taint"),
+            ),
+            "DeletionByPodGC" => (
+                Cause::NodeLost,
+                format!("rank {rank} was lost with its node {node}"),
+            ),
+            _ => (
+                Cause::Disrupted,
+                format!("rank {rank} was disrupted on {node} ({reason})"),
+            ),
         };
         let message = first_of(&evidence.pod_message, message);
-        return outside(Reason::Evicted, reason, told(sentence, message), "");
+        return stopped(cause, sentence, reason, message);
     }
-    match evidence.pod_reason.as_str() {
-        "Evicted" => return evicted(evidence),
-        "Preempting" | "Preempted" | "Shutdown" | "Terminated" | "NodeShutdown" => {
-            let sentence = format!("rank {rank} was stopped by {}", evidence.node);
-            let sentence = told(sentence, &evidence.pod_message);
-            return outside(Reason::Evicted, &evidence.pod_reason, sentence, "");
+    let (word, message) = (&evidence.pod_reason, &evidence.pod_message);
+    match word.as_str() {
+        "Preempting" | "Preempted" => {
+            let sentence = format!("rank {rank} was stopped by {node}");
+            stopped(Cause::Preempted, sentence, word, message)
         }
-        "NodeLost" => {
-            let sentence = format!("rank {rank} was lost with its node {}", evidence.node);
-            return outside(Reason::WorkerLost, "NodeLost", sentence, "");
+        "Shutdown" | "Terminated" | "NodeShutdown" => {
+            let sentence = format!("rank {rank} was stopped by {node}");
+            stopped(Cause::Disrupted, sentence, word, message)
         }
-        "DeadlineExceeded" => {
-            let sentence = format!("rank {rank} ran longer than its pod's activeDeadlineSeconds");
-            let help = "remove activeDeadlineSeconds from the template and set maxDuration";
-            return job(Reason::DeadlineExceeded, "DeadlineExceeded", sentence, help);
-        }
-        _ => {}
-    }
-    match (&evidence.container, evidence.end) {
-        (Some(container), End::Ended | End::NodeGone) => crashed(rank, container),
-        (_, End::Deleted) => outside(
+        "NodeLost" => Some(Diagnosis::outside(
+            Cause::NodeLost,
             Reason::WorkerLost,
-            "Deleted",
-            format!("rank {rank} was deleted from outside"),
-            "",
-        ),
-        // A pod that failed and never had a container was turned away by its node.
-        _ => outside(
-            Reason::StartFailed,
-            first_of(&evidence.pod_reason, "Rejected"),
-            told(
-                format!("rank {rank} was turned away by {}", evidence.node),
-                &evidence.pod_message,
-            ),
-            "",
-        ),
+            word,
+            format!("rank {rank} was lost with its node {node}"),
+        )),
+        "DeadlineExceeded" => Some(Diagnosis {
+            remedies: Vec::new(),
+            ..Diagnosis::job(
+                Cause::Overdue,
+                Reason::DeadlineExceeded,
+                word,
+                format!("rank {rank} ran longer than its pod's activeDeadlineSeconds"),
+                "remove activeDeadlineSeconds from the template and set maxDuration",
+            )
+        }),
+        _ => None,
     }
 }
 
-fn out_of_memory(evidence: &Evidence, container: &Terminated) -> Diagnosis {
-    let rank = evidence.rank;
-    let limit = evidence.limit.map_or_else(
-        || "its memory limit".to_owned(),
-        |limit| format!("its memory limit of {}", limit.human()),
-    );
-    let code = container.exit_code;
-    // The kernel may kill a child and let the worker end by itself.
-    let sentence = if matches!(code, 137 | -9) {
-        format!("rank {rank} was killed at {limit} (OOMKilled, exit code {code})")
-    } else {
-        format!(
-            "a process of rank {rank} was killed at {limit}, and the worker ended ({}, exit code {code})",
-            first_of(&container.reason, "Error")
-        )
-    };
-    let peak = evidence.peak.map_or_else(String::new, |peak| {
-        format!(", having used {}", peak.human())
-    });
-    let sentence = told(sentence + &peak, &container.message);
-    let help = "raise memory.limit, or use less: a smaller batch, fewer loader workers";
-    job(Reason::OutOfMemory, "OOMKilled", sentence, help)
-}
-
+/// The kubelet ended it, for its node's sake or for what it used itself.
 fn evicted(evidence: &Evidence) -> Diagnosis {
-    let rank = evidence.rank;
     let message = &evidence.pod_message;
     let sentence = told(
-        format!("rank {rank} was evicted from {}", evidence.node),
+        format!("rank {} was evicted from {}", evidence.rank, evidence.node),
         message,
     );
+    let lower = message.to_ascii_lowercase();
     // Over its own limit is the job's doing; a node in need is not.
-    let own = ["exceeds the limit", "exceeded its local", "usage exceeds"];
-    if own.iter().any(|words| message.contains(words)) {
-        let help = "write less to local disk, or ask for more ephemeral-storage in the template";
-        job(Reason::Evicted, "Evicted", sentence, help)
-    } else {
-        outside(Reason::Evicted, "Evicted", sentence, "")
-    }
-}
-
-fn never_started(evidence: &Evidence) -> Diagnosis {
-    let message = &evidence.pod_message;
-    // The kubelet's or the scheduler's word for it comes first.
-    let word = message.split(':').next().unwrap_or_default();
-    let sentence = format!(
-        "rank {} did not start in time on {}",
-        evidence.rank, evidence.node
-    );
-    let known_as = match word {
-        "Unschedulable" => word,
-        _ => NOT_STARTED,
-    };
-    let own = match word {
-        "InvalidImageName" | "CreateContainerConfigError" => true,
-        "ErrImagePull" | "ImagePullBackOff" => there_is_no_such_image(message),
-        // An image that may not be pulled is on some nodes perhaps, and a container that cannot be made here perhaps elsewhere.
-        _ => false,
-    };
-    diagnosis(
-        if own { Blame::Job } else { Blame::Outside },
-        Reason::StartFailed,
-        known_as,
-        told(sentence, message),
-        start_help(word),
-    )
-}
-
-/// Does a registry say that it does not have the image, or not for us? It would say so to every node.
-fn there_is_no_such_image(message: &str) -> bool {
-    let message = message.to_lowercase();
-    let says = |words: &[&str]| words.iter().any(|words| message.contains(words));
-    // Who does not get through to the registry may have not found its name either.
-    let unheard = ["dial tcp", "lookup ", "timeout", "deadline exceeded"];
-    let refused = [
-        "not found",
-        "manifest unknown",
-        "unauthorized",
-        "denied",
-        "forbidden",
-        "authorization failed",
-        "no basic auth credentials",
+    let own = [
+        "exceeds the limit",
+        "exceeded its local",
+        "usage exceeds",
+        "exceeds the total limit",
     ];
-    !says(&unheard) && says(&refused)
-}
-
-/// Is it over by itself, if one waits, that a container does not start? Takes its node's word for it.
-pub fn may_still_start(word: &str) -> bool {
-    !matches!(
-        word,
-        "InvalidImageName"
-            | "ErrImageNeverPull"
-            | "CreateContainerConfigError"
-            | "CreateContainerError"
-    )
-}
-
-/// What helps a worker that does not start, by its scheduler's or its node's word for it.
-fn start_help(word: &str) -> &'static str {
-    match word {
-        "ImagePullBackOff"
-        | "ErrImagePull"
-        | "InvalidImageName"
-        | "ErrImageNeverPull"
-        | "ImageInspectError"
-        | "RegistryUnavailable" => {
-            "check the image's name and, for a private registry, template.spec.imagePullSecrets"
+    let found = if own.iter().any(|words| lower.contains(words)) {
+        let shm = is_shared_memory(&lower);
+        let (cause, help, remedies) = if shm {
+            let help = "use fewer loader workers, or a larger /dev/shm";
+            (Cause::SharedMemory, help, vec![Remedy::MoreSharedMemory])
+        } else {
+            let help =
+                "write less to local disk, or ask for more ephemeral-storage in the template";
+            let remedies = vec![Remedy::MoreStorage, Remedy::ScratchVolume];
+            (Cause::EphemeralStorage, help, remedies)
+        };
+        Diagnosis {
+            remedies,
+            ..Diagnosis::job(cause, Reason::Evicted, "Evicted", sentence, help)
         }
-        "CreateContainerConfigError" => {
-            "check the Secrets and ConfigMaps that its variables and volumes name"
+    } else {
+        let resource = resource(&lower);
+        let promised = match resource {
+            Resource::Memory => vec![Remedy::PromisedMemory, Remedy::OtherNode, Remedy::TryAgain],
+            Resource::Storage => {
+                vec![Remedy::MoreStorage, Remedy::OtherNode, Remedy::TryAgain]
+            }
+            Resource::Processes => vec![Remedy::OtherNode, Remedy::TryAgain],
+        };
+        Diagnosis {
+            remedies: promised,
+            ..Diagnosis::outside(
+                Cause::NodePressure(resource),
+                Reason::Evicted,
+                "Evicted",
+                sentence,
+            )
         }
-        "CreateContainerError" => "check that what it mounts exists where it runs",
-        "ContainerCreating" | "PodInitializing" => {
-            "its node still waits for an image, a volume or a network: kubectl describe its pod"
-        }
-        "Unschedulable" => "the next attempt goes to other nodes where it can",
-        _ => "",
-    }
-}
-
-fn crashed(rank: u32, container: &Terminated) -> Diagnosis {
-    let code = container.exit_code;
-    if matches!(
-        container.reason.as_str(),
-        "StartError" | "ContainerCannotRun" | "CreateContainerError"
-    ) {
-        let sentence = told(
-            format!("rank {rank} could not be started"),
-            &container.message,
-        );
-        let help = "check that the command, workingDir and mounts exist where it runs";
-        return job(Reason::StartFailed, &container.reason, sentence, help);
-    }
-    // A shell counts 128 and the signal.
-    let signal = container
-        .signal
-        .filter(|signal| *signal > 0)
-        .or_else(|| (code > 128 && code < 128 + 65).then(|| code - 128));
-    if let Some(signal) = signal {
-        let sentence = format!(
-            "rank {rank} was killed by {} (exit code {code})",
-            signal_name(signal)
-        );
-        return job(
-            Reason::WorkerFailed,
-            first_of(&container.reason, "Error"),
-            told(sentence, &container.message),
-            signal_help(signal),
-        );
-    }
-    let help = match code {
-        0 => "a worker must not end before the whole gang has",
-        126 => "the command is there but cannot be executed",
-        127 => "the command was not found where it runs",
-        _ => "",
     };
-    job(
-        Reason::WorkerFailed,
-        first_of(&container.reason, "Error"),
-        told(
-            format!("rank {rank} ended with exit code {code}"),
-            &container.message,
-        ),
-        help,
-    )
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        _ => return format!("signal {signal}"),
-    };
-    name.to_owned()
-}
-
-fn signal_help(signal: i32) -> &'static str {
-    match signal {
-        7 => "a bus error is often a full /dev/shm: use fewer loader workers or more memory",
-        // Exit 137 alone is no proof: only the kernel's counter makes it out of memory.
-        9 => {
-            "its memory limit was not reached; someone killed it, or the machine ran out of memory"
-        }
-        6 | 11 => "the program crashed in native code: look at the end of its log",
-        _ => "",
+    let mut found = found.quoting([format!("Evicted: {message}")]);
+    if found.cause == Cause::NodePressure(Resource::Memory) {
+        found.facts.peak = used(message);
     }
+    found
 }
 
-fn job(reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
-    diagnosis(Blame::Job, reason, word, sentence, help)
+/// What a container was using, by the kubelet's message; of several the most.
+fn used(message: &str) -> Option<Bytes> {
+    let amounts = message.split("was using ").skip(1);
+    let amounts = amounts.filter_map(|rest| rest.split([',', ' ']).next()?.parse().ok());
+    amounts.max()
 }
 
-fn outside(reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
-    diagnosis(Blame::Outside, reason, word, sentence, help)
+/// A volume that is memory is not disk: the kubelet names the volume.
+fn is_shared_memory(message: &str) -> bool {
+    let volume = message.split_once("emptydir volume").map(|(_, rest)| rest);
+    volume.is_some_and(|rest| {
+        let name = rest.trim_start_matches([' ', '"', '\\']);
+        let name = name.split(['"', ' ', '\\']).next().unwrap_or_default();
+        name.split(['-', '_', '.'])
+            .any(|part| part == "shm" || part == "dshm")
+    })
 }
 
-fn diagnosis(blame: Blame, reason: Reason, word: &str, sentence: String, help: &str) -> Diagnosis {
-    Diagnosis {
-        reason,
-        blame,
-        sentence,
-        help: help.to_owned(),
-        word: word.to_owned(),
+/// What the node was low on, by the kubelet's message.
+fn resource(message: &str) -> Resource {
+    let message = message.to_ascii_lowercase();
+    let of = message
+        .split_once("low on resource:")
+        .map_or(message.as_str(), |(_, rest)| rest);
+    let of = of.split(". ").next().unwrap_or_default();
+    if of.contains("storage") || of.contains("disk") || of.contains("inode") || of.contains("fs") {
+        Resource::Storage
+    } else if of.contains("pid") {
+        Resource::Processes
+    } else {
+        Resource::Memory
     }
 }
 
 impl Diagnosis {
+    fn job(cause: Cause, reason: Reason, word: &str, sentence: String, help: &str) -> Self {
+        Self {
+            cause,
+            confidence: Confidence::Certain,
+            quotes: Vec::new(),
+            remedies: vec![Remedy::TryAgain],
+            facts: Facts::default(),
+            reason,
+            blame: Blame::Job,
+            sentence,
+            help: help.to_owned(),
+            word: word.to_owned(),
+        }
+    }
+
+    fn outside(cause: Cause, reason: Reason, word: &str, sentence: String) -> Self {
+        Self {
+            blame: Blame::Outside,
+            ..Self::job(cause, reason, word, sentence, "")
+        }
+    }
+
+    fn quoting(mut self, quotes: impl IntoIterator<Item = String>) -> Self {
+        let quotes = quotes.into_iter().map(|quote| clipped(&quote));
+        self.quotes.extend(quotes.filter(|quote| !quote.is_empty()));
+        self.quotes.truncate(QUOTES_MAX);
+        self
+    }
+
+    fn with_facts(mut self, evidence: &Evidence) -> Self {
+        self.facts.limit = evidence.limit;
+        self.facts.peak = evidence.peak.or(self.facts.peak);
+        self.facts.leak = evidence.leak;
+        self.facts.node.clone_from(&evidence.node);
+        self.facts.usage = match self.cause {
+            Cause::SharedMemory => evidence.shm,
+            Cause::EphemeralStorage | Cause::NodePressure(Resource::Storage) => evidence.storage,
+            _ => None,
+        };
+        self
+    }
+
     /// Sentence and help as one.
     pub fn advice(&self) -> String {
         if self.help.is_empty() {
@@ -381,10 +445,38 @@ impl Diagnosis {
             format!("{}; {}", self.sentence, self.help)
         }
     }
+
+    /// The same as a status keeps it.
+    pub fn finding(&self) -> Finding {
+        let gpu = match self.cause {
+            Cause::GpuOutOfMemory { shape, .. } => Some(shape),
+            _ => None,
+        };
+        Finding {
+            cause: self.cause.to_string(),
+            shape: gpu.map_or_else(String::new, |shape| shape.to_string()),
+            confidence: self.confidence.to_string(),
+            tried: self.facts.figures.tried,
+            used: match gpu {
+                Some(_) => self.facts.figures.allocated.or(self.facts.figures.own),
+                None => self.facts.peak,
+            },
+            error: self.facts.error.clone().unwrap_or_default(),
+            quotes: self.quotes.clone(),
+            remedies: self.remedies.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
+/// A status keeps several attempts, so each keeps little.
+const QUOTES_MAX: usize = 4;
 /// A message of someone else's making goes into ours, so it is kept short.
 const QUOTE_LENGTH_MAX: usize = 300;
+
+fn clipped(text: &str) -> String {
+    let text = text.trim().trim_end_matches(':');
+    text.chars().take(QUOTE_LENGTH_MAX).collect()
+}
 
 fn told(mut sentence: String, message: &str) -> String {
     let message = message.trim();
@@ -395,7 +487,7 @@ fn told(mut sentence: String, message: &str) -> String {
     sentence
 }
 
-fn first_of<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+pub(crate) fn first_of<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
     if text.is_empty() { otherwise } else { text }
 }
 

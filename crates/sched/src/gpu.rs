@@ -6,6 +6,7 @@
 mod parts;
 
 use stoke_api::Bytes;
+use stoke_api::gpu_name::{gigabytes, words};
 
 pub use self::parts::Parts;
 pub(crate) use self::parts::{
@@ -55,26 +56,6 @@ pub fn is_of_type(asked: &str, gpu: &GpuModel) -> bool {
         && asked
             .iter()
             .all(|word| has_word(&product, word, gpu.memory))
-}
-
-/// Lower case, split at whatever is no letter or digit; amounts of memory in one spelling.
-fn words(text: &str) -> Vec<String> {
-    text.split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| !word.is_empty())
-        .map(|word| {
-            let word = word.to_ascii_lowercase();
-            gigabytes(&word).map_or(word, |number| format!("{number}g"))
-        })
-        .collect()
-}
-
-/// `80g`, `80gb` and `80gib` are all eighty.
-fn gigabytes(word: &str) -> Option<u64> {
-    let digits = word.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = word.split_at(digits);
-    matches!(unit, "g" | "gb" | "gib")
-        .then(|| number.parse().ok())
-        .flatten()
 }
 
 fn has_word(product: &[String], word: &str, memory: Option<Bytes>) -> bool {

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::tuning::{Finding, Tuning};
 use crate::quantity::{Bytes, CpuMilli};
 
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
@@ -30,6 +31,15 @@ pub struct TrainJobStatus {
     /// Where it stands in line, while it waits for room or quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
+    /// What the next attempt runs with that the spec does not say.
+    #[serde(skip_serializing_if = "Tuning::is_none")]
+    pub tuning: Tuning,
+    /// What of that will be new.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
+    /// Why, as a sentence.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub changed_for: String,
     /// When the newest checkpoint of any attempt was written, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<Time>,
@@ -155,6 +165,27 @@ pub struct Attempt {
     /// Local disk each worker may use at most, where its template does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<Bytes>,
+    /// Of that, what each worker is promised. Absent: a gibibyte.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage_promised: Option<Bytes>,
+    /// What the memory limit may be raised to while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<Bytes>,
+    /// The most memory that a worker of an earlier run like it needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_expected: Option<Bytes>,
+    /// /dev/shm of each worker. Absent: as its template says, else as large as its memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm: Option<Bytes>,
+    /// What it runs with that the spec does not say, since attempts before it died for want of it.
+    #[serde(skip_serializing_if = "Tuning::is_none")]
+    pub tuning: Tuning,
+    /// What of that is new with this attempt.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
+    /// Why, as a sentence.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub changed_for: String,
     /// Workers that have ended well while others run on, by rank. Their pods may be gone since.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub succeeded: Vec<u32>,
@@ -170,6 +201,9 @@ pub struct Attempt {
     /// Which worker ended it, and how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+    /// What it is held to have died of, where it did not end well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnosis: Option<Finding>,
 }
 
 impl Attempt {
@@ -226,6 +260,8 @@ pub enum Outcome {
     Preempted,
     /// Stopped to go on with more or fewer workers; does not count.
     Resized,
+    /// Stopped to go on from its checkpoint with its memory given back, for it leaks; does not count.
+    Restarted,
 }
 
 /// The end of the worker that ended the attempt.

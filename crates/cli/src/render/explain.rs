@@ -160,6 +160,7 @@ fn attempt_story(
         Outcome::Suspended => "was suspended",
         Outcome::Preempted => "gave its room to another job, which counts as no failure,",
         Outcome::Resized => "was stopped to go on with another number of workers",
+        Outcome::Restarted => "was stopped to go on from its checkpoint with its memory given back",
     };
     let mut ended = format!("attempt {number} {how} after {}", ran(attempt, now));
     if let Some(preemption) = &attempt.preemption {

@@ -220,6 +220,7 @@ impl<'a> Worker<'a> {
             limit,
             peak,
             oom_kills,
+            ..Evidence::default()
         }
     }
 

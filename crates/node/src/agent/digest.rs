@@ -88,6 +88,7 @@ impl Digest {
                 every_seconds: self.every,
                 mib: self.points.iter().map(|bytes| bytes >> 20).collect(),
             },
+            ..ContainerDigest::default()
         })
     }
 }

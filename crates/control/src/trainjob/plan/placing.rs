@@ -67,6 +67,7 @@ fn made_anew(turn: &Turn<'_>) -> Result<Ask, Waiting> {
             job.spec.memory.as_ref(),
             job.spec.priority,
             share.as_ref().map(|(share, _)| share),
+            None,
         ),
         cpus: cpus(turn, share.as_ref()),
         storage: storage(turn, &nodes),
@@ -132,6 +133,7 @@ fn share(turn: &Turn<'_>, node: &Node, nodes: usize) -> Option<Share> {
     let nodes = u32::try_from(nodes).ok().filter(|n| *n > 0)?;
     Some(Share {
         memory: node.allocatable.memory,
+        largest: node.allocatable.memory,
         node_gpus: node.allocatable.gpus,
         gpus: turn.job.spec.gpus.whole(),
         workers: turn.job.spec.workers_max().div_ceil(nodes),

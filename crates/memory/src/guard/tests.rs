@@ -1,0 +1,743 @@
+use super::*;
+use proptest::prelude::*;
+
+fn terms(first: u64, max: u64) -> Terms {
+    Terms {
+        first: first * MIB,
+        max: max * MIB,
+        expected: None,
+        is_promised: false,
+        react: Duration::from_secs(3),
+    }
+}
+
+fn at(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn sample(used: u64, limit: u64) -> Sample {
+    Sample {
+        anon: used * MIB,
+        usage: used * MIB,
+        working_set: used * MIB,
+        limit: Some(limit * MIB),
+        ..Sample::default()
+    }
+}
+
+fn plenty() -> Room {
+    Room {
+        free: 1 << 40,
+        unpromised: 1 << 40,
+    }
+}
+
+fn said(action: Option<Action>) -> String {
+    action.map_or_else(String::new, |action| action.to_string())
+}
+
+/// A container and its kernel: uses what it wants until its limit stops it, under a guard that is asked as often as it likes.
+struct World {
+    guard: Guard,
+    limit: u64,
+    /// How long a change of the limit takes.
+    delay: u64,
+    coming: Vec<(u64, u64)>,
+    free: u64,
+    actions: Vec<(u64, Action)>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Fate {
+    Lived,
+    Killed { at: u64 },
+}
+
+impl World {
+    fn new(terms: Terms, delay: u64) -> Self {
+        Self {
+            limit: terms.first,
+            guard: Guard::new(terms),
+            delay,
+            coming: Vec::new(),
+            free: 1 << 40,
+            actions: Vec::new(),
+        }
+    }
+
+    /// `wants` is in MiB, at a millisecond.
+    fn run(&mut self, millis: u64, wants: impl Fn(u64) -> u64) -> Fate {
+        let mut look_at = 0;
+        for now in (0..millis).step_by(10) {
+            for (_, to) in self.coming.extract_if(.., |(due, _)| *due <= now) {
+                self.limit = to;
+            }
+            let used = wants(now) * MIB;
+            if used > self.limit {
+                return Fate::Killed { at: now };
+            }
+            if now < look_at {
+                continue;
+            }
+            let sample = Sample {
+                anon: used,
+                usage: used,
+                limit: Some(self.limit),
+                ..Sample::default()
+            };
+            let room = Room {
+                free: self.free.saturating_sub(used),
+                unpromised: self.free.saturating_sub(self.limit),
+            };
+            if let Some(action) = self.guard.observe(at(now), &sample, false, || room) {
+                if let Action::Raise { to, .. } | Action::GiveBack { to, .. } = action {
+                    assert!(
+                        to <= self.guard.terms.max,
+                        "never beyond what the job allows"
+                    );
+                    assert!(
+                        to <= self.free || to < self.limit,
+                        "never beyond what the node has"
+                    );
+                    self.coming.push((now.saturating_add(self.delay), to));
+                }
+                self.actions.push((now, action));
+            }
+            look_at = now + if self.guard.is_alert() { 100 } else { 1000 };
+        }
+        Fate::Lived
+    }
+
+    fn count(&self, is: impl Fn(&Action) -> bool) -> usize {
+        self.actions.iter().filter(|(_, action)| is(action)).count()
+    }
+}
+
+fn is_raise(action: &Action) -> bool {
+    matches!(action, Action::Raise { .. })
+}
+
+fn is_ask(action: &Action) -> bool {
+    matches!(action, Action::AskCheckpoint { .. })
+}
+
+#[test]
+fn what_is_said_is_a_sentence_with_its_figures() {
+    let mut guard = Guard::new(terms(160, 512));
+    assert_eq!(guard.observe(at(0), &sample(100, 160), false, plenty), None);
+    let raise = guard.observe(at(1000), &sample(130, 160), false, plenty);
+    insta::assert_snapshot!(said(raise), @"it uses 130 MiB and 30 MiB more each second, and would be at its limit of 160 MiB in 1.0 s: the limit is raised to 430 MiB");
+    let mut guard = Guard::new(terms(160, 160));
+    guard.observe(at(0), &sample(100, 160), false, plenty);
+    assert_eq!(
+        guard.observe(at(1000), &sample(110, 160), false, plenty),
+        None,
+        "there is more to save later"
+    );
+    let ask = guard.observe(at(2000), &sample(120, 160), false, plenty);
+    insta::assert_snapshot!(said(ask), @"it uses 120 MiB and 10 MiB more each second, and would be at its limit of 160 MiB in 4.0 s; it may have no more than 160 MiB: it was asked for a checkpoint");
+    let mut guard = Guard::new(terms(160, 512));
+    let nothing = || Room::default();
+    guard.observe(at(0), &sample(100, 160), false, nothing);
+    guard.observe(at(1000), &sample(158, 160), false, nothing);
+    guard.ask_again();
+    let ask = guard.observe(at(2000), &sample(158, 160), false, nothing);
+    insta::assert_snapshot!(said(ask), @"it uses 158 MiB of its limit of 160 MiB; its node has no more that is nobody else's: it was asked for a checkpoint");
+    guard.refused(at(2000), "the static memory manager".to_owned());
+    guard.ask_again();
+    let ask = guard.observe(at(3000), &sample(158, 160), false, plenty);
+    insta::assert_snapshot!(said(ask), @"it uses 158 MiB of its limit of 160 MiB; its limit cannot be raised: the static memory manager: it was asked for a checkpoint");
+}
+
+#[test]
+fn a_job_that_grows_from_100_to_450_under_160_is_given_more_in_time() {
+    // From a slow leak to a hundred mebibytes a second, with a kubelet that takes its time.
+    for per_second in [1, 5, 20, 50, 100] {
+        let mut world = World::new(terms(160, 512), 300);
+        let wants = |now: u64| (100 + now.saturating_sub(3_000) * per_second / 1000).min(450);
+        let fate = world.run(400_000, wants);
+        assert_eq!(fate, Fate::Lived, "{per_second} MiB/s: {:?}", world.actions);
+        assert!(
+            world.count(is_raise) <= 8,
+            "{per_second}: {:?}",
+            world.actions
+        );
+        assert!(
+            world.count(is_ask) <= 4,
+            "{per_second}: {:?}",
+            world.actions
+        );
+    }
+}
+
+#[test]
+fn a_container_that_stands_still_is_left_alone() {
+    for used in [10, 80, 120, 150] {
+        let mut world = World::new(terms(160, 512), 300);
+        assert_eq!(world.run(100_000, |_| used), Fate::Lived);
+        assert_eq!(world.actions, [], "{used}");
+    }
+    // Up and down again, as garbage collection does, well below the limit.
+    let mut world = World::new(terms(600, 1024), 300);
+    assert_eq!(world.run(100_000, |now| 200 + now / 100 % 100), Fate::Lived);
+    assert_eq!(world.actions, []);
+}
+
+#[test]
+fn page_cache_is_no_danger() {
+    let mut guard = Guard::new(terms(160, 512));
+    for second in 0..100 {
+        let cached = Sample {
+            usage: 160 * MIB,
+            working_set: 155 * MIB,
+            file_active: 95 * MIB,
+            limit_events: second * 50,
+            ..sample(60, 160)
+        };
+        assert_eq!(
+            guard.observe(at(second * 1000), &cached, false, plenty),
+            None
+        );
+    }
+}
+
+#[test]
+fn who_touched_the_limit_between_two_looks_is_raised() {
+    let mut guard = Guard::new(terms(160, 512));
+    let events = |count| Sample {
+        limit_events: count,
+        ..sample(90, 160)
+    };
+    assert_eq!(
+        guard.observe(at(0), &events(3), false, plenty),
+        None,
+        "of before"
+    );
+    assert_eq!(guard.observe(at(1000), &events(3), false, plenty), None);
+    let raise = guard.observe(at(2000), &events(9), false, plenty);
+    insta::assert_snapshot!(said(raise), @"it reached its limit of 160 MiB: the limit is raised to 240 MiB");
+}
+
+#[test]
+fn who_is_held_at_the_limit_is_raised_once_for_each_time() {
+    let mut guard = Guard::new(terms(160, 512));
+    let held = |limit| Sample {
+        held: true,
+        ..sample(limit, limit)
+    };
+    assert!(said(guard.observe(at(0), &held(160), false, plenty)).ends_with("raised to 240 MiB"));
+    assert_eq!(
+        guard.observe(at(100), &held(160), false, plenty),
+        None,
+        "under way"
+    );
+    assert!(said(guard.observe(at(200), &held(240), false, plenty)).ends_with("raised to 360 MiB"));
+    assert!(said(guard.observe(at(300), &held(360), false, plenty)).ends_with("raised to 512 MiB"));
+    let ask = said(guard.observe(at(400), &held(512), false, plenty));
+    assert!(ask.contains("no more than 512 MiB"), "{ask}");
+}
+
+#[test]
+fn a_leak_under_a_cap_is_asked_for_checkpoints_up_to_the_end_but_not_all_the_time() {
+    let mut world = World::new(terms(256, 256), 0);
+    let fate = world.run(100_000, |now| 100 + now / 1000 * 10);
+    assert_eq!(fate, Fate::Killed { at: 16_000 });
+    let asks: Vec<u64> = world.actions.iter().map(|(at, _)| *at).collect();
+    assert_eq!(world.count(is_ask), asks.len());
+    assert!((2..=5).contains(&asks.len()), "{:?}", world.actions);
+    assert!(
+        asks[0] >= 9_000,
+        "not before there is much to save: {asks:?}"
+    );
+    assert!(
+        asks[asks.len() - 1] >= 13_000,
+        "soon before the end: {asks:?}"
+    );
+}
+
+#[test]
+fn who_sits_close_to_its_limit_is_not_asked_to_save_for_that() {
+    for jitter in [0, 1, 2] {
+        // Under its most, and on a node that has no more.
+        for max in [1000, 2000] {
+            let mut world = World::new(terms(1000, max), 0);
+            world.free = 1000 * MIB;
+            let wants = |now: u64| 964 + now / 1000 % 3 * jitter;
+            assert_eq!(world.run(3_600_000, wants), Fate::Lived);
+            assert_eq!(world.actions, [], "{jitter}");
+        }
+    }
+    // What it had before it may have again, however fast.
+    let mut world = World::new(terms(1000, 1000), 0);
+    world.run(600_000, |now| 984 - now / 1000 % 3 * 10);
+    assert_eq!(world.actions, []);
+    // Nor is one that has filled up to there.
+    let mut world = World::new(terms(10_000, 10_000), 0);
+    world.run(600_000, |now| {
+        9_000 + (now.saturating_sub(100_000) / 125).min(600)
+    });
+    assert_eq!(world.actions, []);
+    // Where there is more, it may have it.
+    let mut world = World::new(terms(1000, 2000), 0);
+    world.run(10_000, |_| 965);
+    assert_eq!(world.count(is_raise), 1);
+}
+
+#[test]
+fn who_creeps_into_its_limit_is_asked_a_minute_before() {
+    let mut world = World::new(terms(10_000, 10_000), 0);
+    let fate = world.run(3_600_000, |now| 9_000 + now / 1000);
+    assert_eq!(fate, Fate::Killed { at: 1_001_000 });
+    let first = world.actions.first().map(|(at, _)| *at);
+    assert!(
+        first.is_some_and(|at| (850_000..941_000).contains(&at)),
+        "{:?}",
+        world.actions
+    );
+}
+
+#[test]
+fn who_comes_as_far_as_before_is_not_asked_again_at_once() {
+    // Up to nine tenths in five seconds, each minute.
+    let wave = |now: u64| 400 + (now % 60_000).min(5_000) / 10;
+    let mut world = World::new(terms(1000, 1000), 0);
+    assert_eq!(world.run(590_000, wave), Fate::Lived);
+    assert!(world.count(|action| *action == Action::Calm) >= 1);
+    assert!(
+        (1..=2).contains(&world.count(is_ask)),
+        "{:?}",
+        world.actions
+    );
+    // What it saved long ago is little worth.
+    let mut world = World::new(terms(1000, 1000), 0);
+    assert_eq!(world.run(3_000_000, wave), Fate::Lived);
+    assert!(
+        (4..=7).contains(&world.count(is_ask)),
+        "{:?}",
+        world.actions
+    );
+}
+
+#[test]
+fn who_was_asked_and_raised_since_is_asked_at_its_new_limit() {
+    let mut guard = Guard::new(terms(160, 320));
+    let held = Sample {
+        held: true,
+        ..sample(160, 160)
+    };
+    let nothing = || Room::default();
+    let ask = guard.observe(at(0), &held, false, nothing);
+    assert!(ask.as_ref().is_some_and(is_ask));
+    let raise = guard.observe(at(2000), &held, false, plenty);
+    assert!(raise.as_ref().is_some_and(is_raise));
+    let asked = (3..20_u64).find(|second| {
+        let used = 160 + second * 8;
+        let action = guard.observe(at(second * 1000), &sample(used, 320), false, plenty);
+        action.as_ref().is_some_and(is_ask)
+    });
+    assert_eq!(asked, Some(10), "with a quarter left");
+}
+
+#[test]
+fn a_fast_leak_is_asked_in_time_however_it_is_looked_at() {
+    let leak = |now: u64| 100 + now / 600 * 10;
+    let asks = |terms: Terms, delay: u64, free: u64| {
+        let mut world = World::new(terms, delay);
+        world.free = free * MIB;
+        world.run(100_000, leak);
+        let asks = world.actions.iter().filter(|(_, action)| is_ask(action));
+        asks.map(|(at, _)| *at).collect::<Vec<u64>>()
+    };
+    insta::assert_snapshot!(format!("{:?}", asks(terms(256, 256), 0, 1 << 20)), @"[6000, 8000, 9000]");
+    insta::assert_snapshot!(format!("{:?}", asks(terms(256, 512), 0, 256)), @"[6000, 7800, 9000]");
+    let never = u64::MAX / 2;
+    insta::assert_snapshot!(format!("{:?}", asks(terms(256, 512), never, 1 << 20)), @"[8600]");
+}
+
+#[test]
+fn growth_that_earlier_runs_had_too_is_no_danger() {
+    let loads = |now: u64| (now / 10).min(450);
+    let mut world = World::new(terms(500, 1000), 300);
+    world.run(60_000, loads);
+    assert!(world.count(is_raise) > 0, "as nothing is known of it");
+    let expected = Terms {
+        expected: Some(450 * MIB),
+        ..terms(500, 1000)
+    };
+    let mut world = World::new(expected, 300);
+    world.run(60_000, loads);
+    assert_eq!(world.actions, []);
+    // A run that was killed at the limit needed more than that, and nobody knows how much.
+    let killed_there = Terms {
+        expected: Some(256 * MIB),
+        ..terms(256, 256)
+    };
+    let mut world = World::new(killed_there, 300);
+    world.run(60_000, |now| 100 + now / 300 * 10);
+    assert!(world.count(is_ask) > 0);
+}
+
+#[test]
+fn what_was_lent_is_given_back_and_kept_longer_if_that_was_too_soon() {
+    let mut world = World::new(terms(160, 512), 200);
+    // A hump of a minute every five.
+    let wants = |now: u64| {
+        if now / 1000 % 300 < 60 {
+            100 + (now / 20 % 15_000).min(300)
+        } else {
+            100
+        }
+    };
+    assert_eq!(world.run(3_600_000, wants), Fate::Lived);
+    let back: Vec<u64> = world
+        .actions
+        .iter()
+        .filter(|(_, action)| matches!(action, Action::GiveBack { .. }))
+        .map(|(at, _)| at / 1000)
+        .collect();
+    assert!(!back.is_empty() && back[0] < 300, "{back:?}");
+    assert!(back.len() <= 5, "less and less often: {back:?}");
+    assert!(world.count(is_raise) <= 20);
+}
+
+#[test]
+fn a_node_that_is_short_gets_back_what_is_not_used() {
+    let mut guard = Guard::new(terms(160, 1000));
+    guard.observe(at(0), &sample(150, 800), false, plenty);
+    for second in 1..20 {
+        assert_eq!(
+            guard.observe(at(second * 1000), &sample(150, 800), false, plenty),
+            None
+        );
+    }
+    let grown = guard.observe(at(20_000), &sample(200, 800), true, plenty);
+    assert_eq!(grown, None, "it may go on growing");
+    let back = guard.observe(at(25_000), &sample(200, 800), true, plenty);
+    insta::assert_snapshot!(said(back), @"it needs 200 MiB by now: the limit is 225 MiB again");
+}
+
+#[test]
+fn someone_elses_limit_is_not_taken_back() {
+    let mut guard = Guard::new(terms(160, 160));
+    for second in 0..400 {
+        let limit = if second < 50 { 160 } else { 400 };
+        let action = guard.observe(at(second * 1000), &sample(100, limit), second > 390, plenty);
+        assert_eq!(action, None);
+    }
+}
+
+#[test]
+fn a_raise_that_nothing_comes_of_is_followed_by_the_next_best() {
+    let mut world = World::new(terms(160, 512), u64::MAX / 2);
+    world.run(9_000, |now| (120 + now / 1000 * 4).min(158));
+    let order: Vec<&str> = world
+        .actions
+        .iter()
+        .map(|(_, action)| match action {
+            Action::Raise { .. } => "raise",
+            Action::AskCheckpoint { .. } => "ask",
+            _ => "other",
+        })
+        .collect();
+    assert!(order.starts_with(&["raise", "ask"]), "{:?}", world.actions);
+    assert_eq!(world.count(is_raise), 1, "not again at once");
+}
+
+#[test]
+fn a_promised_limit_needs_memory_that_nobody_was_promised() {
+    let promised = Terms {
+        is_promised: true,
+        ..terms(160, 512)
+    };
+    let held = Sample {
+        held: true,
+        ..sample(160, 160)
+    };
+    let told = |unpromised: u64| {
+        let room = Room {
+            free: 1 << 40,
+            unpromised: unpromised * MIB,
+        };
+        said(Guard::new(promised).observe(at(0), &held, false, || room))
+    };
+    assert!(told(1000).ends_with("raised to 240 MiB"));
+    assert!(told(30).ends_with("raised to 190 MiB"));
+    assert!(told(2).contains("nobody else's"));
+}
+
+#[test]
+fn what_was_asked_for_is_lent_already() {
+    let held = Sample {
+        held: true,
+        ..sample(160, 160)
+    };
+    let mut guard = Guard::new(terms(160, 512));
+    assert_eq!(guard.lent(), 0);
+    guard.observe(at(0), &held, false, plenty);
+    assert_eq!(guard.lent(), 80 * MIB, "on its way");
+    guard.observe(at(500), &sample(160, 240), false, plenty);
+    assert_eq!(guard.lent(), 80 * MIB, "in force");
+    let mut refused = Guard::new(terms(160, 512));
+    refused.observe(at(0), &held, false, plenty);
+    refused.refused(at(100), "no".to_owned());
+    assert_eq!(refused.lent(), 0);
+    let mut promised = Guard::new(Terms {
+        is_promised: true,
+        ..terms(160, 512)
+    });
+    promised.observe(at(0), &held, false, plenty);
+    promised.observe(at(500), &sample(160, 240), false, plenty);
+    assert_eq!(promised.lent(), 0, "it is its own");
+}
+
+/// A guard whose container was lent much, and whose node wants it back, at second 20.
+fn giving_back() -> Guard {
+    let mut guard = Guard::new(terms(160, 1000));
+    for second in 0..20 {
+        guard.observe(at(second * 1000), &sample(150, 800), false, plenty);
+    }
+    let back = guard.observe(at(20_000), &sample(150, 800), true, plenty);
+    assert!(matches!(back, Some(Action::GiveBack { .. })), "{back:?}");
+    guard
+}
+
+#[test]
+fn a_give_back_that_comes_to_nothing_is_left_for_a_while_and_raises_go_on() {
+    for is_said in [true, false] {
+        let mut guard = giving_back();
+        if is_said {
+            guard.refused(at(20_100), "limits may not be lowered".to_owned());
+        }
+        let mut tried = Vec::new();
+        for second in 21..600 {
+            match guard.observe(at(second * 1000), &sample(150, 800), true, plenty) {
+                Some(Action::GiveBack { .. }) => tried.push(second),
+                other => assert_eq!(other, None),
+            }
+            if is_said && tried.last() == Some(&second) {
+                guard.refused(at(second * 1000), "limits may not be lowered".to_owned());
+            }
+        }
+        assert!(
+            matches!(tried[..], [80..90, 200..220, 440..470]),
+            "{tried:?}"
+        );
+        guard.refused(at(600_000), "said late".to_owned());
+        let held = Sample {
+            held: true,
+            ..sample(800, 800)
+        };
+        let raise = guard.observe(at(601_000), &held, false, plenty);
+        assert!(raise.as_ref().is_some_and(is_raise), "{raise:?}");
+    }
+}
+
+#[test]
+fn who_grows_gives_nothing_back() {
+    // Not asked to before it was lent for a minute, unless the node is short.
+    for (is_short, begins) in [(true, 0), (false, 55)] {
+        let mut guard = Guard::new(terms(160, 1000));
+        let mut used = 150;
+        for second in 0..begins + 15 {
+            // In steps with a pause between them.
+            used += if second >= begins && second % 2 == 0 {
+                30
+            } else {
+                0
+            };
+            let action = guard.observe(at(second * 1000), &sample(used, 2000), is_short, plenty);
+            assert_eq!(action, None, "{second}");
+        }
+        let back = (begins + 15..240).find_map(|second| {
+            guard.observe(at(second * 1000), &sample(used, 2000), is_short, plenty)
+        });
+        assert!(matches!(back, Some(Action::GiveBack { .. })), "{back:?}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_no_whole_page_is_known_again() {
+    let kernel = |bytes: u64| bytes - bytes % 4096;
+    let held = |limit| Sample {
+        held: true,
+        limit: Some(kernel(limit)),
+        ..sample(900, 0)
+    };
+    let mut guard = Guard::new(Terms {
+        first: 1_000_000_000,
+        max: 1_300_000_000,
+        ..terms(0, 0)
+    });
+    let Some(Action::Raise { to, .. }) = guard.observe(at(0), &held(1_000_000_000), false, plenty)
+    else {
+        panic!("no raise");
+    };
+    assert!(to <= 1_300_000_000);
+    let action = guard.observe(at(500), &held(to), false, plenty);
+    let told = said(action);
+    assert!(told.contains("it may have no more"), "{told}");
+    assert_eq!(guard.asked(), None, "in force");
+    // Most that there is need not be whole either.
+    let mut guard = Guard::new(terms(160, 512));
+    let room = || Room {
+        free: 40 * MIB + 12_345,
+        unpromised: u64::MAX,
+    };
+    let stopped = Sample {
+        held: true,
+        ..sample(160, 160)
+    };
+    let raise = guard.observe(at(0), &stopped, false, room);
+    assert!(
+        matches!(raise, Some(Action::Raise { to, .. }) if to % PAGE == 0),
+        "{raise:?}"
+    );
+    // Nor what others write: the same limit in other words is no change.
+    let mut guard = Guard::new(terms(160, 512));
+    let look = |bytes| Sample {
+        limit: Some(bytes),
+        ..sample(100, 0)
+    };
+    guard.observe(at(0), &look(160 * MIB), false, plenty);
+    guard.observe(at(1000), &look(160 * MIB + 4096), false, plenty);
+    assert_eq!(guard.terms().first, 160 * MIB);
+}
+
+#[test]
+fn who_hits_the_limit_while_it_gives_back_is_raised() {
+    let mut guard = giving_back();
+    let held = Sample {
+        held: true,
+        ..sample(170, 169)
+    };
+    let raise = guard.observe(at(20_200), &held, false, plenty);
+    assert!(raise.as_ref().is_some_and(is_raise), "{raise:?}");
+}
+
+#[test]
+fn a_raise_that_comes_late_is_lent_and_given_back() {
+    for is_refused in [true, false] {
+        let mut guard = Guard::new(terms(160, 512));
+        let held = Sample {
+            held: true,
+            ..sample(160, 160)
+        };
+        guard.observe(at(0), &held, false, plenty);
+        if is_refused {
+            guard.refused(at(100), "the API server does not answer".to_owned());
+        }
+        for second in 1..8 {
+            guard.observe(at(second * 1000), &sample(120, 160), false, plenty);
+        }
+        assert_eq!(guard.asked(), None);
+        guard.observe(at(8_000), &sample(120, 240), false, plenty);
+        assert_eq!((guard.lent(), guard.terms().first), (80 * MIB, 160 * MIB));
+        let back = (9..200).find_map(|second| {
+            let action = guard.observe(at(second * 1000), &sample(100, 240), false, plenty);
+            action.filter(|action| matches!(action, Action::GiveBack { .. }))
+        });
+        assert_eq!(
+            said(back),
+            "it needs 100 MiB by now: the limit is 160 MiB again"
+        );
+    }
+}
+
+#[test]
+fn a_danger_of_before_is_taken_back_if_there_is_none() {
+    let mut guard = Guard::new(terms(160, 512));
+    guard.was_in_danger();
+    for second in 7..22 {
+        let action = guard.observe(at(second * 1000), &sample(100, 160), false, plenty);
+        assert_eq!(action, None, "{second}");
+    }
+    let calm = guard.observe(at(22_000), &sample(100, 160), false, plenty);
+    assert_eq!(calm, Some(Action::Calm));
+    let again = guard.observe(at(60_000), &sample(100, 160), false, plenty);
+    assert_eq!(again, None, "once");
+}
+
+#[test]
+fn a_request_that_was_lost_is_repeated_while_there_is_danger() {
+    let held = Sample {
+        held: true,
+        ..sample(160, 160)
+    };
+    let mut guard = Guard::new(terms(160, 160));
+    assert!(is_ask(
+        &guard.observe(at(0), &held, false, plenty).expect("an ask")
+    ));
+    assert_eq!(guard.observe(at(1000), &held, false, plenty), None);
+    guard.ask_again();
+    assert!(is_ask(
+        &guard
+            .observe(at(2000), &held, false, plenty)
+            .expect("lost, so again")
+    ));
+    guard.ask_again();
+    for second in 3..40 {
+        let action = guard.observe(at(second * 1000), &sample(90, 160), false, plenty);
+        assert!(!action.as_ref().is_some_and(is_ask), "it is over");
+    }
+    guard.ask_again();
+    assert_eq!(
+        guard.observe(at(41_000), &sample(90, 160), false, plenty),
+        None
+    );
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_promised_that_is_not_there(
+        first in 1_u64..2000, max in 0_u64..8000, free in 0_u64..9000, is_promised: bool,
+        looks in prop::collection::vec((0_u64..5000, 0_u64..8000, any::<bool>(), any::<bool>(), 0_u64..3), 1..200),
+    ) {
+        let terms = Terms { is_promised, ..terms(first, max) };
+        let mut guard = Guard::new(terms);
+        let mut limit = first;
+        let mut now = 0;
+        let mut asks = 0;
+        for (pause, wants, held, short, events) in looks {
+            now += pause;
+            let used = wants.min(limit);
+            let look = Sample { held, limit_events: events * now, ..sample(used, limit) };
+            let room = Room { free: free.saturating_sub(used) * MIB, unpromised: free.saturating_sub(limit) * MIB };
+            match guard.observe(at(now), &look, short, || room) {
+                Some(Action::Raise { to, .. }) => {
+                    prop_assert!(to <= max.max(first) * MIB && to <= used.max(free) * MIB);
+                    prop_assert!(to > limit * MIB);
+                    limit = to / MIB;
+                }
+                Some(Action::GiveBack { to, .. }) => {
+                    prop_assert!(to >= first * MIB && to < limit * MIB && to >= used * MIB);
+                    limit = to / MIB;
+                }
+                Some(Action::AskCheckpoint { .. }) => asks += 1,
+                Some(Action::Calm) => asks = 0,
+                None => {}
+            }
+            prop_assert!(asks <= 12, "asked {asks} times without a calm between");
+        }
+    }
+
+    #[test]
+    fn growth_that_leaves_half_a_second_is_survived(
+        base in 20_u64..140, speed in 1_u64..90, until in 150_u64..500, burst in 1_u64..8,
+    ) {
+        // Half a second to the limit is what a look and a kubelet need.
+        let speed = speed.min((160 - base) * 2);
+        let mut world = World::new(terms(160, 600), 250);
+        // In bursts with pauses, as loaders do.
+        let wants = |now: u64| {
+            let grown = now.saturating_sub(2_000) / 1000;
+            let busy = grown / (burst * 2) * burst + (grown % (burst * 2)).min(burst);
+            (base + busy * speed).min(until.max(base))
+        };
+        let smooth = |now: u64| {
+            let (low, high) = (wants(now), wants(now + 1000));
+            low + high.saturating_sub(low) * (now % 1000) / 1000
+        };
+        let fate = world.run(200_000, smooth);
+        prop_assert_eq!(fate, Fate::Lived, "{:?}", world.actions);
+    }
+}
