@@ -13,7 +13,7 @@ target_triple = $(shell rustc -vV | sed -n 's/^host: //p')
 static_dir = $(or $(CARGO_TARGET_DIR),target)/$(target_triple)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-on-testbed build static image install lint bench bench-replay bench-kube kube-up kube-down kube-image kube-check
+.PHONY: help demo test test-on-testbed build static image install lint bench bench-replay bench-memory bench-kube kube-up kube-down kube-image kube-check
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,10 +50,13 @@ lint: ## formatting and clippy, as the tests demand them
 	$(CARGO) clippy --workspace --all-targets --locked
 
 bench: ## one JSON line per figure
-	@$(CARGO) bench --locked --quiet --package stoke-cli --bench engine
+	@$(CARGO) bench --locked --quiet --package stoke-cli --bench engine --bench agent
 
 bench-replay: ## the public placement traces against every policy; one JSON line per trace and policy
 	@$(CARGO) bench --locked --quiet --package stoke-sched --bench replay
+
+bench-memory: ## leaks found and jobs saved, next to the usual rules; one JSON line per figure
+	@$(CARGO) bench --locked --quiet --package stoke-memory
 
 bench-kube: ## the operator at scale, on a control plane of its own, next to a bare client; one JSON line per figure
 	@$(CARGO) bench --locked --quiet --package stoke-cli --bench scale

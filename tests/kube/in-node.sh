@@ -8,6 +8,9 @@ set -euo pipefail
 node=$1
 shift
 mount -t overlay -o "lowerdir=/var,upperdir=$node/var/upper,workdir=$node/var/work" stokehold-kube /var
+# Where agents look for it.
+mkdir -p /var/lib/kubelet "$node/kubelet"
+mount --bind "$node/kubelet" /var/lib/kubelet
 mount -t tmpfs -o mode=755 stokehold-kube /run
 mkdir -p "$node/sysctl"
 while read -r name value; do

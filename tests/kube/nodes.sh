@@ -204,6 +204,8 @@ volumePluginDir: $state/$1/volume-plugins
 podLogsDir: $state/$1/pod-logs
 # The disk and the memory are those of the whole machine, which others fill as they like: a share of a large disk is a lot.
 evictionHard: {memory.available: 50Mi, nodefs.available: 100Mi, imagefs.available: 100Mi, nodefs.inodesFree: 1%}
+# A minute by default, which is longer than a test likes to wait for the eviction of a pod that fills its disk.
+volumeStatsAggPeriod: 5s
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: true

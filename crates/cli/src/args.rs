@@ -7,8 +7,8 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    agent, completions, crds, delete, describe, doctor, down, explain, get, kubeconfig, logs, mpi,
-    operator, queue, run, sched, shim, suspend, top, up,
+    agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, kubeconfig,
+    logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
 use crate::world::{Asked, Named};
@@ -24,6 +24,7 @@ Examples:
   stoke logs -f resnet50 --rank 1         one worker's lines, as they come
   stoke explain resnet50                  why it is where it is, and what would help
   stoke queue                             who may use how many GPUs, and does
+  stoke estimate --params 7B --gpu h100   will it fit, before it runs
   stoke down                              stop the engine and what it runs
   stoke --context prod-eu get             the same on a cluster; or: kubectl stoke get
 
@@ -168,6 +169,8 @@ pub enum Command {
     Explain(explain::Args),
     Queue(queue::Args),
     Sched(sched::Args),
+    Estimate(Box<estimate::Args>),
+    Memory(memory::Args),
     Suspend(suspend::Args),
     /// Let suspended jobs go on
     ///
@@ -246,6 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_asked_of_a_job_or_of_files() {
+        let parses = |line: &str| Args::read(line.split(' ').map(OsString::from), false).is_ok();
+        assert!(parses("stoke memory resnet50"));
+        assert!(parses("stoke memory resnet50 -n vision"));
+        assert!(parses("stoke memory backtest a.csv b.csv -o json"));
+        assert!(!parses("stoke memory"));
+        assert!(!parses("stoke memory backtest"));
+        assert!(!parses("stoke memory backtest a.csv --failure-cost -1"));
+    }
+
+    #[test]
     fn under_kubectl_help_speaks_of_kubectl() {
         let help = |line: &str| {
             let words = line.split(' ').map(OsString::from);
@@ -267,8 +281,8 @@ mod tests {
         let mut command = Args::command().term_width(100);
         insta::assert_snapshot!(command.render_help());
         for name in [
-            "up", "down", "run", "get", "logs", "top", "explain", "queue", "sched", "delete",
-            "doctor", "operator",
+            "up", "down", "run", "get", "logs", "top", "explain", "queue", "sched", "estimate",
+            "memory", "delete", "doctor", "operator",
         ] {
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.clone().term_width(100).render_long_help();

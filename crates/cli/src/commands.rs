@@ -7,10 +7,12 @@ pub mod delete;
 pub mod describe;
 pub mod doctor;
 pub mod down;
+pub mod estimate;
 pub mod explain;
 pub mod get;
 pub mod kubeconfig;
 pub mod logs;
+pub mod memory;
 pub mod mpi;
 pub mod operator;
 pub mod queue;
@@ -42,6 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Mpi(args) => mpi::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Crds(args) => crds::run(args),
+        Command::Estimate(args) => estimate::run(&args),
         Command::Operator(args) => operator::run(args, world),
         Command::Agent(args) => agent::run(args, world),
         Command::Kubeconfig(args) => kubeconfig::run(args, &here("kubeconfig", world)?),
@@ -64,6 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Top(args) => wait_for(world, |session| top::run(args, session)),
         Command::Queue(args) => wait_for(world, |session| queue::run(args, session)),
         Command::Sched(args) => sched::run(args, world),
+        Command::Memory(args) => memory::run(args, world),
         Command::Explain(args) => wait_for(world, |session| explain::run(args, session)),
         Command::Suspend(args) => wait_for(world, |session| suspend::run(args, session, true)),
         Command::Resume(args) => wait_for(world, |session| suspend::run(args, session, false)),

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::runtime::watcher::Event;
-use stoke_api::{Dataset, Queue, TrainJob};
+use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
 use stoke_sched::Scheduler;
 
 use crate::config::Config;
@@ -21,6 +21,7 @@ pub struct Listed {
     pub jobs: Vec<TrainJob>,
     pub queues: Vec<Queue>,
     pub datasets: Vec<Dataset>,
+    pub profiles: Vec<JobProfile>,
     pub claims: Vec<PersistentVolumeClaim>,
     pub volumes: Vec<PersistentVolume>,
 }
@@ -39,6 +40,7 @@ impl Listed {
         fill(&mut world, self.queues);
         fill(&mut world, self.nodes);
         fill(&mut world, self.datasets);
+        fill(&mut world, self.profiles);
         fill(&mut world, self.volumes);
         fill(&mut world, self.claims);
         fill(&mut world, self.jobs);

@@ -13,8 +13,10 @@ use tokio::sync::Notify;
 use crate::config::Config;
 use crate::mirror::Key;
 use crate::queue::{Lane, Queue};
+use crate::trainjob::observe::Aside;
 use crate::trainjob::pace::Pace;
 use crate::trainjob::refusal::Refusal;
+use crate::trainjob::tail::Tails;
 use crate::vitals::Vitals;
 use crate::world::{Kind, Wakes, World};
 
@@ -44,6 +46,8 @@ pub struct Hub {
     world: Mutex<World>,
     /// What the API server refused for a job when its plan was last carried out.
     refusals: Mutex<BTreeMap<Key, Refusal>>,
+    /// What the logs of an attempt that has failed say, until its end is on record.
+    tails: Mutex<BTreeMap<Key, Tails>>,
 }
 
 impl Hub {
@@ -64,6 +68,7 @@ impl Hub {
             room: Notify::new(),
             world: Mutex::new(World::new(config.clone())),
             refusals: Mutex::default(),
+            tails: Mutex::default(),
             config,
         }
     }
@@ -127,8 +132,26 @@ impl Hub {
         }
     }
 
-    pub fn refusal(&self, job: &Key) -> Option<Refusal> {
-        self.refusals().get(job).cloned()
+    /// What is known of a job and stands in no object.
+    pub fn aside(&self, job: &Key) -> Aside {
+        Aside {
+            refused: self.refusals().get(job).cloned(),
+            tails: self.tails().get(job).cloned().unwrap_or_default(),
+        }
+    }
+
+    pub fn add_tails(&self, job: &Key, read: Tails) {
+        let mut tails = self.tails();
+        let known = tails.remove(job).unwrap_or_default();
+        tails.insert(job.clone(), known.and(read));
+    }
+
+    pub fn forget_tails(&self, job: &Key) {
+        self.tails().remove(job);
+    }
+
+    fn tails(&self) -> MutexGuard<'_, BTreeMap<Key, Tails>> {
+        self.tails.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes what was refused, or that nothing is any more. True where that is news.

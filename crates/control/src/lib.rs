@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Client;
-use stoke_api::{Dataset, TrainJob};
+use stoke_api::{Dataset, JobProfile, TrainJob};
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +42,7 @@ pub use forecast::Listed;
 pub use lead::lead;
 pub use lease::{LeaseOptions, LeaseOptionsError};
 pub use outlook::{Outlook, Start, Supposed, Verdict, Yield};
+pub use trainjob::fingerprint::Fingerprint;
 pub use vitals::Vitals;
 
 use hub::Hub;
@@ -83,6 +84,7 @@ async fn controllers(
     parts.spawn(watch::keep::<Pod>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Node>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<Dataset>(hub.clone(), ready_sender.clone()));
+    parts.spawn(watch::keep::<JobProfile>(hub.clone(), ready_sender.clone()));
     parts.spawn(watch::keep::<stoke_api::Queue>(
         hub.clone(),
         ready_sender.clone(),

@@ -14,7 +14,7 @@ use crate::forecast::Listed;
 use crate::mirror::Key;
 use crate::queue_status;
 use crate::trainjob::admission;
-use crate::trainjob::observe::observe;
+use crate::trainjob::observe::{Aside, observe};
 use crate::trainjob::plan::plan;
 use crate::world::{World, id_of};
 
@@ -166,7 +166,7 @@ impl Outlook {
         let start = start(&job, decisions);
         let wait = scheduler.explain(&job, self.now);
         let problem = || {
-            let observed = observe(world, key, None)?;
+            let observed = observe(world, key, Aside::default())?;
             Some(plan(&observed, &self.config, self.now).status.message)
         };
         Verdict {

@@ -7,10 +7,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
+use serde_json::Value;
+use stoke_api::digest::{ContainerDigest, PodDigest};
 use stoke_api::names::{
-    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, JOB_LABEL, LAST_CHECKPOINT_ANNOTATION,
-    MEMORY_DIGEST_ANNOTATION, RANK_LABEL, USAGE_ANNOTATION,
+    ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, GPU_DEVICES_ANNOTATION, JOB_LABEL,
+    LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION, RANK_LABEL,
+    USAGE_ANNOTATION,
 };
+use stoke_api::risk::MemoryRisk;
 use stoke_sched::Resources;
 
 use crate::cluster;
@@ -36,8 +40,12 @@ pub struct Metadata {
     pub job: Option<Box<str>>,
     pub attempt: Option<u32>,
     pub rank: Option<u32>,
-    /// What its node says that it uses, or used.
-    pub usage: Option<Box<str>>,
+    /// What its worker used, as its node says; with no samples where that is only the latest.
+    pub digest: Option<Box<ContainerDigest>>,
+    /// Its worker may soon need more memory than it may have.
+    pub risk: Option<Box<MemoryRisk>>,
+    /// The latest that was written to it about a checkpoint.
+    pub checkpoint_request: Option<Box<str>>,
     /// The GPUs it was given, by index, where it is told which.
     pub devices: Option<Box<[u32]>>,
     pub last_checkpoint: Option<Timestamp>,
@@ -152,6 +160,13 @@ impl From<core::Pod> for Pod {
     fn from(pod: core::Pod) -> Self {
         let requests = cluster::held(&pod);
         let spec = pod.spec.unwrap_or_default();
+        let annotations = pod.metadata.annotations.as_ref();
+        let worker = spec.containers.first().map(|worker| worker.name.as_str());
+        let digest = annotations.zip(worker).and_then(|(all, worker)| {
+            let whole = all.get(MEMORY_DIGEST_ANNOTATION);
+            let whole = whole.and_then(|text| PodDigest::parse(text)?.containers.remove(worker));
+            whole.or_else(|| latest(all.get(USAGE_ANNOTATION)?, worker))
+        });
         let status = pod.status.unwrap_or_default();
         let conditions = || status.conditions.iter().flatten();
         let writes = pod.metadata.managed_fields.iter().flatten();
@@ -160,7 +175,10 @@ impl From<core::Pod> for Pod {
         let has_sandbox =
             conditions().any(|c| c.type_ == "PodReadyToStartContainers" && c.status == "True");
         Self {
-            metadata: pod.metadata.into(),
+            metadata: Metadata {
+                digest: digest.map(Box::new),
+                ..pod.metadata.into()
+            },
             spec: PodSpec {
                 pinned_to: cluster::pinned_to(&spec).map(Into::into),
                 requests,
@@ -192,10 +210,9 @@ impl From<ObjectMeta> for Metadata {
     fn from(metadata: ObjectMeta) -> Self {
         let labels = metadata.labels.unwrap_or_default();
         let number = |key: &str| labels.get(key).and_then(|value| value.parse().ok());
-        let mut annotations = metadata.annotations.unwrap_or_default();
-        let usage = annotations
-            .remove(MEMORY_DIGEST_ANNOTATION)
-            .or_else(|| annotations.remove(USAGE_ANNOTATION));
+        let annotations = metadata.annotations.unwrap_or_default();
+        let risk = annotations.get(MEMORY_RISK_ANNOTATION);
+        let request = annotations.get(CHECKPOINT_REQUEST_ANNOTATION);
         let devices = annotations.get(GPU_DEVICES_ANNOTATION);
         let checkpoint = annotations.get(LAST_CHECKPOINT_ANNOTATION);
         let owners = metadata.owner_references.into_iter().flatten();
@@ -212,9 +229,21 @@ impl From<ObjectMeta> for Metadata {
             rank: number(RANK_LABEL),
             devices: devices.and_then(|text| indices(text)),
             last_checkpoint: checkpoint.and_then(|text| text.parse().ok()),
-            usage: usage.map(boxed),
+            digest: None,
+            risk: risk.and_then(|text| MemoryRisk::parse(text)).map(Box::new),
+            checkpoint_request: request.map(|text| text.as_str().into()),
         }
     }
+}
+
+/// What a node last said of a worker that it has not seen to its end.
+fn latest(usage: &str, worker: &str) -> Option<ContainerDigest> {
+    let usage: Value = serde_json::from_str(usage).ok()?;
+    let peak = usage["containers"][worker]["recentPeakBytes"].as_u64()?;
+    Some(ContainerDigest {
+        peak_bytes: peak,
+        ..ContainerDigest::default()
+    })
 }
 
 /// `0,1`. What is no list of indices tells nothing.

@@ -3,9 +3,12 @@
 pub mod admission;
 pub mod apply;
 mod children;
+pub mod fingerprint;
 #[cfg(test)]
 pub mod fixtures;
 mod frameworks;
+#[cfg(test)]
+mod learned;
 #[cfg(test)]
 mod lifecycle;
 pub mod observe;
@@ -22,6 +25,7 @@ pub mod rendezvous;
 mod sharing;
 #[cfg(test)]
 mod simulation;
+pub mod tail;
 mod template;
 pub mod workers;
 
@@ -73,9 +77,24 @@ async fn turn(hub: &Hub, key: &Key) -> Result<Done, ApplyError> {
     };
     let Some((mut observed, mut next)) = decided else {
         hub.set_refusal(key, None);
+        hub.forget_tails(key);
         hub.pace.forget(key);
         return Ok(Done::Well(None));
     };
+    if !next.logs.is_empty() {
+        let attempt = next.status.attempt;
+        let logs = std::mem::take(&mut next.logs);
+        let tails = tail::read(hub, &observed.job, attempt, logs).await;
+        hub.add_tails(key, tails);
+        match admission::look(hub, key) {
+            // Another worker has failed meanwhile.
+            Some((_, looked)) if !looked.logs.is_empty() => {
+                return Ok(Done::Well(Some(Duration::ZERO)));
+            }
+            Some(looked) => (observed, next) = looked,
+            None => return Err(ApplyError::Gone),
+        }
+    }
     if let Some(wait) = held_back(hub, key, &observed, &next) {
         let after = next.requeue_after.map_or(wait, |after| after.min(wait));
         return Ok(Done::Well(Some(after)));
@@ -90,6 +109,7 @@ async fn turn(hub: &Hub, key: &Key) -> Result<Done, ApplyError> {
         }
     }
     write_status(hub, &observed.job, &next.status).await?;
+    hub.forget_tails(key);
     for action in &next.actions {
         debug!(job = %key, %action, "doing");
     }

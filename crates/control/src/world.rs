@@ -7,8 +7,10 @@
 mod holding;
 mod kinds;
 mod ledger;
+mod profiles;
 mod rooms;
 mod serving;
+mod shortage;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +20,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::watcher::Event;
-use stoke_api::{Dataset, Queue, TrainJob};
+use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
 
 pub use self::holding::{first, joined, plan_of};
 use self::holding::{holds, lease, lease_of, live_attempt, promise_of};
@@ -27,6 +29,7 @@ use self::ledger::{Ledger, Used};
 use self::rooms::Rooms;
 pub use self::rooms::{Ask, Demand, Grant, Room, id_of};
 pub use self::serving::{Changed, needs_nodes};
+pub use self::shortage::Shortage;
 use crate::cluster::{self, Claim};
 use crate::config::Config;
 use crate::mirror::{Change, Key, Mirror, Mirrored as _};
@@ -40,12 +43,15 @@ pub struct World {
     pub nodes: Mirror<Node>,
     pub datasets: Mirror<Dataset>,
     pub queues: Mirror<Queue>,
+    profiles: Mirror<JobProfile>,
     claims: Mirror<PersistentVolumeClaim>,
     volumes: Mirror<PersistentVolume>,
     ledger: Ledger,
     rooms: Rooms,
     /// The pods that carry each job's label, by name; job and pods share a namespace.
     workers: HashMap<Key, BTreeSet<Box<str>>>,
+    /// The jobs that learn from each profile, whether it is there or not.
+    learners: HashMap<Key, BTreeSet<Key>>,
     /// Pods without a node.
     unbound: BTreeSet<Key>,
     addresses: Arc<BTreeMap<String, String>>,
@@ -87,11 +93,13 @@ impl World {
             nodes: Mirror::default(),
             datasets: Mirror::default(),
             queues: Mirror::default(),
+            profiles: Mirror::default(),
             claims: Mirror::default(),
             volumes: Mirror::default(),
             ledger: Ledger::default(),
             rooms,
             workers: HashMap::new(),
+            learners: HashMap::new(),
             unbound: BTreeSet::new(),
             addresses: Arc::default(),
             leased: BTreeMap::new(),
@@ -104,6 +112,7 @@ impl World {
             && self.nodes.is_complete()
             && self.datasets.is_complete()
             && self.queues.is_complete()
+            && self.profiles.is_complete()
             && self.claims.is_complete()
             && self.volumes.is_complete()
     }
@@ -149,6 +158,9 @@ impl World {
         let room = self.tell_used(used);
         self.stand(&key, change);
         self.lease(&key);
+        if edited {
+            self.index_learner(&key, change);
+        }
         let queues = [&change.before, &change.after];
         let queues = queues.into_iter().flatten().filter_map(|job| job.queue());
         let mut wakes = Wakes {

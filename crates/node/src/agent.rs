@@ -1,13 +1,16 @@
-//! What runs on a node of a cluster: finds the containers of jobs, samples their memory every second, serves it to Prometheus,
-//! and writes a digest on a pod when a container of it ends.
+//! What runs on a node of a cluster: finds the containers of jobs, samples their memory every second, serves it to Prometheus, keeps
+//! workers from being killed at their limits, and writes a digest on a pod when a container of it ends.
 //!
-//! It decides nothing and starts nothing. Invariant: it reads the host's cgroup tree and never writes to it, it needs neither
-//! root nor a capability nor the host's process ids, and of the API it lists and watches the pods of its own node and patches
-//! one annotation of them.
+//! What it does for a worker it does through the API, within two seconds and whether or not the operator is there: it raises the limit by
+//! the pod's `resize` subresource, or asks for a checkpoint by an annotation that the worker sees as a file. Invariant: it reads the host's
+//! cgroup tree and never writes to it, it needs neither root nor a capability nor the host's process ids, and of the API it lists and
+//! watches the pods of its own node, resizes them and patches our annotations of them.
 
-mod digest;
+mod deeds;
 mod layout;
 mod metrics;
+mod neighbours;
+mod outbox;
 mod report;
 mod roster;
 mod sample;
@@ -22,6 +25,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
+use jiff::Timestamp;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -31,12 +35,20 @@ use tokio_util::sync::CancellationToken;
 pub use layout::LayoutError;
 pub use roster::Scope;
 
+use deeds::Deed;
 use metrics::Own;
+use neighbours::NodeLook;
 use report::Writer;
 use roster::Roster;
-use sample::Sampler;
+use sample::{Sampler, Work};
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// How often a container is glanced at that could be full before the second is over.
+const GLANCE_EVERY: Duration = Duration::from_millis(100);
+/// How often pods are looked at that are not measured, where it matters what they use.
+const STRANGERS_EVERY: u64 = 5;
+/// Things to be done at once. Each pod has two under way at most.
+const DEEDS_MAX: usize = 256;
 /// Without a finished look for this long, the sampler hangs and the process is better started anew.
 const STUCK: Duration = Duration::from_secs(30);
 /// Digests that wait to be written. A node ends no more containers at once than it has.
@@ -49,6 +61,8 @@ pub struct AgentOptions {
     pub listen: SocketAddr,
     /// Where the host's cgroup tree is mounted.
     pub cgroup_root: PathBuf,
+    /// Where the kubelet keeps its pods' volumes. Without it, programs are not asked where they are.
+    pub pod_volumes: Option<PathBuf>,
     pub scope: Scope,
 }
 
@@ -94,7 +108,8 @@ pub async fn run(
     options: AgentOptions,
     shutdown: CancellationToken,
 ) -> Result<(), AgentError> {
-    let sampler = Sampler::new(options.cgroup_root.clone()).map_err(AgentError::Layout)?;
+    let sampler = Sampler::new(options.cgroup_root.clone(), options.pod_volumes.clone())
+        .map_err(AgentError::Layout)?;
     let layout = sampler.layout();
     tracing::info!(
         node = options.node,
@@ -120,11 +135,14 @@ pub async fn run(
     let (reports, waiting) = mpsc::channel(REPORTS_MAX);
     let writer = Writer::new(client.clone(), Arc::clone(&shared));
     let writing = tokio::spawn(writer.run(waiting));
+    let (deeds, to_do) = mpsc::channel(DEEDS_MAX);
+    let doing = deeds::keep_doing(client.clone(), Arc::clone(&shared), to_do);
     let serving = serve(listener, Arc::clone(&shared), shutdown.clone());
     let result = tokio::select! {
         () = shutdown.cancelled() => Ok(()),
         () = watch::keep(client, &options.node, &shared, reports) => Ok(()),
-        () = sample(sampler, &shared) => Ok(()),
+        () = sample(sampler, &shared, deeds) => Ok(()),
+        () = doing => Ok(()),
         served = serving => served.map_err(AgentError::Serve),
     };
     // The senders are gone with the watch; what was handed in is written, if the server answers soon.
@@ -132,35 +150,76 @@ pub async fn run(
     result
 }
 
-async fn sample(sampler: Sampler, shared: &Arc<Shared>) {
+/// Looks at all containers every second, and in between at those for whom a second may be too long.
+async fn sample(sampler: Sampler, shared: &Arc<Shared>, deeds: mpsc::Sender<Deed>) {
     let begun = Instant::now();
-    let mut tick = tokio::time::interval(SAMPLE_EVERY);
+    let mut tick = tokio::time::interval(GLANCE_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sampler = Some(sampler);
+    let mut next_pass = begun;
+    let mut passes = 0_u64;
+    let mut node = NodeLook::default();
     loop {
         tick.tick().await;
+        let started = Instant::now();
+        let is_pass = started >= next_pass;
+        let work = if is_pass {
+            next_pass = started + SAMPLE_EVERY;
+            passes += 1;
+            let roster = shared.roster();
+            let strangers = roster.strangers();
+            let is_due = passes.is_multiple_of(STRANGERS_EVERY) || node.used.is_empty();
+            Work::Pass {
+                targets: roster.targets(),
+                strangers: is_due.then_some(strangers),
+            }
+        } else {
+            Work::Glance(shared.roster().alert())
+        };
+        if work.is_nothing() {
+            continue;
+        }
         let Some(mut own) = sampler.take() else {
             return;
         };
-        let targets = shared.roster().targets();
-        let started = Instant::now();
         // Reading files blocks, if only for a moment.
         let look = tokio::task::spawn_blocking(move || {
-            let readings = own.pass(targets);
-            (own, readings)
+            let found = own.work(work);
+            (own, found)
         });
-        let Ok((own, readings)) = look.await else {
+        let Ok((own, found)) = look.await else {
             return;
         };
         sampler = Some(own);
-        let news = shared.roster().record(begun.elapsed(), readings);
-        for line in news {
+        let now = Timestamp::now();
+        let at = begun.elapsed();
+        let mut roster = shared.roster();
+        if let Some(mut look) = found.node {
+            if !found.has_strangers {
+                look.used = std::mem::take(&mut node.used);
+            }
+            node = look;
+            roster.judge(at, &node, now);
+        }
+        let lines = roster.record(at, found.readings, &node, now);
+        let to_do = roster.due();
+        drop(roster);
+        for line in lines {
             tracing::warn!("{line}");
         }
-        *hold(&shared.last_pass) = Instant::now();
-        let mut own = shared.own();
-        own.passes += 1;
-        own.pass_seconds = started.elapsed().as_secs_f64();
+        for deed in to_do {
+            if let Err(error) = deeds.try_send(deed) {
+                let why = "too much is to be done at once";
+                tracing::warn!("{why}; something is left out");
+                shared.roster().done(&error.into_inner(), Some(why));
+            }
+        }
+        if is_pass {
+            *hold(&shared.last_pass) = Instant::now();
+            let mut own = shared.own();
+            own.passes += 1;
+            own.pass_seconds = started.elapsed().as_secs_f64();
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use stoke_memory::Sample;
 
 mod detect;
 mod file;
@@ -91,11 +92,15 @@ pub struct MemorySample {
     pub inactive_file_bytes: u64,
     /// Kernel memory charged to the group.
     pub kernel_bytes: u64,
+    /// What of it is given back under pressure; zero where the kernel does not tell.
+    pub kernel_reclaimable_bytes: u64,
     pub swap_bytes: u64,
     /// Processes that the kernel killed at the limit.
     pub oom_kills: u64,
     /// How often the limit was reached, reclaim included.
     pub limit_events: u64,
+    /// Processes of the group wait at the limit, for as long as [`CgroupSpec::hold`] is on.
+    pub held: bool,
     /// v2 only.
     pub pressure: Option<Pressure>,
 }
@@ -108,6 +113,28 @@ pub struct Pressure {
     pub some_total_usec: u64,
     pub full_avg10: f64,
     pub full_total_usec: u64,
+}
+
+impl From<&MemorySample> for Sample {
+    fn from(sample: &MemorySample) -> Self {
+        Self {
+            usage: sample.usage_bytes,
+            working_set: sample.working_set_bytes,
+            peak: sample.peak_bytes,
+            limit: sample.limit_bytes,
+            anon: sample.anon_bytes,
+            shmem: sample.shmem_bytes,
+            kernel: sample
+                .kernel_bytes
+                .saturating_sub(sample.kernel_reclaimable_bytes),
+            file_active: sample.active_file_bytes,
+            file_inactive: sample.inactive_file_bytes,
+            oom_kills: sample.oom_kills,
+            limit_events: sample.limit_events,
+            stalled_usec: sample.pressure.map(|pressure| pressure.some_total_usec),
+            held: sample.held,
+        }
+    }
 }
 
 impl CgroupSpec {
@@ -185,11 +212,36 @@ impl CgroupSpec {
         }
     }
 
+    /// Has processes wait at the limit, or just below it, instead of being killed there, so that there is time to raise it. Who turns
+    /// it on must turn it off again when nobody raises the limit, or they wait for ever. Where the kernel cannot, nothing changes.
+    pub fn hold(&self, limit_bytes: u64, hold: bool) -> Result<(), CgroupError> {
+        match self {
+            Self::V1(dirs) => v1::hold(dirs, hold),
+            Self::V2 { path } => v2::hold(path, limit_bytes, hold),
+        }
+    }
+
+    /// Whether processes wait at the limit right now.
+    pub fn is_holding(&self) -> bool {
+        match self {
+            Self::V1(dirs) => v1::is_holding(dirs),
+            Self::V2 { path } => v2::memory(path).is_ok_and(|sample| sample.held),
+        }
+    }
+
     pub fn memory(&self) -> Result<MemorySample, CgroupError> {
         match self {
             Self::V1(dirs) => v1::memory(dirs),
             Self::V2 { path } => v2::memory(path),
         }
+    }
+
+    /// All memory charged to the group, and nothing else: the cheapest look there is.
+    pub fn usage_bytes(&self) -> Option<u64> {
+        file::number(&match self {
+            Self::V1(dirs) => dirs.memory.join("memory.usage_in_bytes"),
+            Self::V2 { path } => path.join("memory.current"),
+        })
     }
 
     /// Processes that the kernel killed at the limit so far; zero for a group that is gone.

@@ -1,10 +1,11 @@
 //! When a job last wrote a checkpoint, as the files in its checkpoint directory tell.
 //!
 //! A program writes checkpoints as it likes, so the newest file is taken for the newest checkpoint. One that is being written looks
-//! finished; who decides by it (whom to preempt) is then off by one checkpoint, not by hours.
+//! finished, and who is ended for it would leave it torn; so a directory says nothing for as long as something is written in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -13,6 +14,8 @@ use stoke_api::names::{JOB_LABEL, RANK_LABEL, checkpoint_claim};
 
 use crate::volumes::claims::Bound;
 
+/// A directory in which nothing was written for this long holds what is finished.
+pub(crate) const SETTLES_IN: Duration = Duration::from_secs(2);
 /// Files looked at, at most: a directory of a million files must not keep a core busy.
 const ENTRIES_MAX: usize = 10_000;
 /// `/ckpt/step-1000/rank-0/optimizer.pt` is found; what lies deeper is told by its directory.
@@ -35,15 +38,21 @@ pub(crate) fn directory(pod: &Pod, claims: &Bound) -> Option<PathBuf> {
         .cloned()
 }
 
-/// When the newest file was written, to the second. `None` where there is none yet. Blocks.
-pub(crate) fn newest(directory: &Path) -> Option<Timestamp> {
+/// When the newest file was written, to the second, in directories that were last written to before `settled`. `None` where there is none
+/// yet. Blocks.
+pub(crate) fn newest(directory: &Path, settled: Timestamp) -> Option<Timestamp> {
     let mut left = ENTRIES_MAX;
-    let newest = newest_below(directory, DEPTH_MAX, &mut left)?;
+    let newest = newest_below(directory, settled, DEPTH_MAX, &mut left)?;
     Timestamp::from_second(newest.as_second()).ok()
 }
 
-fn newest_below(directory: &Path, depth: u32, left: &mut usize) -> Option<Timestamp> {
-    let mut newest = None;
+fn newest_below(
+    directory: &Path,
+    settled: Timestamp,
+    depth: u32,
+    left: &mut usize,
+) -> Option<Timestamp> {
+    let (mut files, mut below) = (None, None);
     for entry in fs::read_dir(directory).ok()?.flatten() {
         if *left == 0 {
             break;
@@ -53,15 +62,14 @@ fn newest_below(directory: &Path, depth: u32, left: &mut usize) -> Option<Timest
         let Ok(metadata) = entry.metadata() else {
             continue;
         };
-        let written = metadata.modified().ok().and_then(|at| at.try_into().ok());
-        let found = if metadata.is_dir() && depth > 1 {
-            newest_below(&entry.path(), depth - 1, left)
+        if metadata.is_dir() && depth > 1 {
+            below = newest_below(&entry.path(), settled, depth - 1, left).max(below);
         } else {
-            written
-        };
-        newest = newest.max(found);
+            let written = metadata.modified().ok().and_then(|at| at.try_into().ok());
+            files = written.max(files);
+        }
     }
-    newest
+    files.filter(|files| *files <= settled).max(below)
 }
 
 #[cfg(test)]
@@ -69,7 +77,7 @@ mod tests {
     use super::*;
     use serde_json::json;
     use std::fs::File;
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     fn write(path: &Path, second: u64) {
         let file = File::create(path).expect("a file");
@@ -81,6 +89,7 @@ mod tests {
     fn the_newest_file_is_the_newest_checkpoint() {
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path();
+        let newest = |root: &Path| newest(root, Timestamp::MAX);
         assert_eq!(newest(root), None, "nothing yet");
         fs::create_dir_all(root.join("step-1/rank-0")).expect("directories");
         write(&root.join("step-1/rank-0/model.pt"), 2_000);
@@ -92,6 +101,29 @@ mod tests {
             newest(root).is_some_and(|at| at.as_second() > 2_000),
             "what lies deeper is told by its directory"
         );
+    }
+
+    #[test]
+    fn what_is_being_written_is_not_finished() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path();
+        for step in ["step-1", "step-2"] {
+            fs::create_dir(root.join(step)).expect("a directory");
+        }
+        write(&root.join("step-1/model.pt"), 1_000);
+        write(&root.join("step-2/model.pt"), 2_000);
+        let at = |second: i64| {
+            let now = Timestamp::from_second(second).expect("a time");
+            let newest = newest(root, now - SETTLES_IN);
+            newest.map(Timestamp::as_second)
+        };
+        assert_eq!(at(2_001), Some(1_000), "it may go on");
+        assert_eq!(at(2_002), Some(2_000));
+        write(&root.join("step-2/optimizer.pt"), 2_010);
+        assert_eq!(at(2_011), Some(1_000), "one part of it is done");
+        assert_eq!(at(2_012), Some(2_010));
+        let ended = newest(root, Timestamp::MAX);
+        assert_eq!(ended.map(Timestamp::as_second), Some(2_010));
     }
 
     #[test]

@@ -229,6 +229,18 @@ impl Ledger {
         self.holdings.remove(uid);
     }
 
+    /// Who holds how much of a resource.
+    pub fn held(&self, resource: &str) -> impl Iterator<Item = (&str, u64)> {
+        self.holdings.iter().map(move |(uid, holding)| {
+            let amount = holding.amounts.get(resource).copied().unwrap_or(0);
+            (uid.as_str(), amount)
+        })
+    }
+
+    pub fn allocatable(&self, resource: &str) -> u64 {
+        self.allocatable.get(resource).copied().unwrap_or(0)
+    }
+
     fn used(&self, resource: &str) -> u64 {
         self.holdings
             .values()

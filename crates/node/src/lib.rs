@@ -12,6 +12,7 @@ pub mod agent;
 mod causes;
 pub mod cgroup;
 mod checkpoint;
+mod commons;
 mod events;
 mod gpu;
 mod ledger;
@@ -29,8 +30,10 @@ mod resources;
 pub mod shim;
 mod spec;
 mod status;
+mod status_file;
 mod storage;
 pub mod usage;
+mod vigil;
 mod volumes;
 
 use std::path::{Path, PathBuf};

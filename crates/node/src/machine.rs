@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::cgroup::{CgroupSpec, CgroupVersion};
 use crate::gpu::Gpu;
 use crate::resources::{Amounts, CPU, EPHEMERAL_STORAGE, GPU, GPU_MILLI, MEMORY, PODS};
 
@@ -131,6 +132,27 @@ impl Load {
                 .unwrap_or(u64::MAX),
         }
     }
+}
+
+/// How much memory there is, and how much of it could be used now, as the kernel says.
+pub(crate) fn memory_bytes() -> (u64, u64) {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let of = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
+    (of("MemTotal"), of("MemAvailable"))
+}
+
+/// What could be used now without anything being swapped or killed: of the machine, and of the container we may be in.
+pub(crate) fn available_bytes() -> u64 {
+    let (_, machine) = memory_bytes();
+    let own = [
+        (CgroupVersion::V2, "/sys/fs/cgroup"),
+        (CgroupVersion::V1, "/sys/fs/cgroup/memory"),
+    ];
+    let left = own.into_iter().filter_map(|(version, path)| {
+        let sample = CgroupSpec::foreign(version, path.into()).memory().ok()?;
+        Some(sample.limit_bytes?.saturating_sub(sample.working_set_bytes))
+    });
+    left.min().map_or(machine, |left| left.min(machine))
 }
 
 /// Numbers that people will read.

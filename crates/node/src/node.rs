@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
 use crate::cgroup::{self, Cgroups};
+use crate::commons::Commons;
 use crate::events::Recorder;
 use crate::gpu::{self, GpuSource};
 use crate::ledger::Ledger;
@@ -96,6 +97,14 @@ pub async fn run(
         events: events.clone(),
         claims,
         gpu_source,
+        commons: Arc::new(Commons::new(
+            registration.machine.memory_bytes,
+            registration
+                .allocatable
+                .get(resources::MEMORY)
+                .copied()
+                .unwrap_or(0),
+        )),
         ledger: Mutex::new(Ledger::new(registration.allocatable.clone(), gpus)),
         released: watch::channel(0).0,
     });
@@ -114,6 +123,7 @@ pub async fn run(
         events,
     };
     beside.spawn(provisioner.run(shutdown.clone()));
+    beside.spawn(shared.commons.clone().watch());
 
     let ended = Pods {
         shared,

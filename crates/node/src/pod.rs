@@ -16,11 +16,13 @@
 
 mod begin;
 mod end;
+mod guarding;
 mod notice;
 mod publish;
 mod resize;
 mod start;
 mod supervise;
+pub(crate) mod watched;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,11 +31,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod};
 use kube::{Api, Client, ResourceExt};
+use stoke_api::digest::PodDigest;
+use stoke_api::names::{MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION};
+use stoke_api::risk::MemoryRisk;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::causes::chain;
 use crate::cgroup::Cgroups;
+use crate::commons::Commons;
 use crate::events::{self, Recorder};
 use crate::gpu::{Gpu, GpuSource};
 use crate::ledger::Ledger;
@@ -42,7 +48,11 @@ use crate::resources::{self, Granted};
 use crate::shim::protocol::ShimStatus;
 use crate::spec::NodeFacts;
 use crate::status::{Fate, Health, Hold, Resize};
+use crate::vigil;
 use crate::volumes::claims::Bound;
+
+use guarding::annotated;
+use watched::Watched;
 
 /// How soon something that failed is tried again: doubled each time, up to the maximum.
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -61,6 +71,7 @@ pub(crate) struct Shared {
     pub(crate) claims: watch::Receiver<Bound>,
     pub(crate) gpu_source: Arc<dyn GpuSource>,
     pub(crate) ledger: Mutex<Ledger>,
+    pub(crate) commons: Arc<Commons>,
     /// Counts releases, so that those who wait for room notice.
     pub(crate) released: watch::Sender<u64>,
 }
@@ -76,6 +87,7 @@ impl Shared {
     }
 
     fn release(&self, uid: &str) {
+        self.commons.forget(uid);
         self.ledger().release(uid);
         self.released.send_modify(|count| *count += 1);
     }
@@ -116,6 +128,16 @@ pub(crate) struct Worker {
     hold: Option<Hold>,
     health: BTreeMap<String, Health>,
     resize: Option<Resize>,
+    watched: Watched,
+    /// What is to be said of its own memory.
+    risk: Option<MemoryRisk>,
+    /// What is said of it: the machine may matter more.
+    risk_told: Option<MemoryRisk>,
+    /// What its ended runs used, and whether that is told.
+    digests: PodDigest,
+    digests_told: bool,
+    /// The request that its program has been shown.
+    request_shown: Option<String>,
     ended: bool,
     stopping: Option<Stopping>,
     /// Between tries to reach a shim that runs but cannot be followed.
@@ -140,12 +162,13 @@ impl Worker {
     ) -> Self {
         let dir = shared.pod_dir(&uid);
         let gone = matches!(&*intent.borrow(), Intent::Gone);
+        let risk_told = annotated(&pod, MEMORY_RISK_ANNOTATION, MemoryRisk::parse);
+        let risk = vigil::own_risk(risk_told.as_ref());
+        let watched = Watched::new(shared.clone(), &uid, &pod, &dir);
+        watched.note_risk(risk.as_ref());
         Self {
             about: events::about(&pod),
-            shared,
-            dir,
             intent,
-            pod,
             gone,
             record: None,
             gpus: Vec::new(),
@@ -154,9 +177,19 @@ impl Worker {
             hold: None,
             health: BTreeMap::new(),
             resize: None,
+            watched,
+            risk,
+            risk_told,
+            digests: annotated(&pod, MEMORY_DIGEST_ANNOTATION, PodDigest::parse)
+                .unwrap_or_default(),
+            digests_told: true,
+            request_shown: None,
             ended: false,
             stopping: None,
             reconnect: Backoff::new(),
+            shared,
+            dir,
+            pod,
             uid,
         }
     }

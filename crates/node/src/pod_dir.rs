@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use stoke_api::digest::PodDigest;
 
 use crate::remove::remove_tree;
 use crate::resources::Granted;
@@ -22,6 +23,7 @@ pub(crate) const LAYOUT_VERSION: u32 = 1;
 
 const POD: &str = "pod.json";
 const RECORD: &str = "node.json";
+const DIGEST: &str = "memory.json";
 
 /// What was attempted in a pod's directory.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +139,17 @@ impl PodDir {
             }),
             found => Ok(found),
         }
+    }
+
+    /// What its containers used so far. Not worth a sync: what is lost is measured anew.
+    pub(crate) fn write_digest(&self, digest: &PodDigest) -> Result<(), PodDirError> {
+        write_json(&self.root.join(DIGEST), digest, Durable::No)
+    }
+
+    /// What an earlier engine wrote of it; empty where that is not there or cannot be read.
+    pub(crate) fn read_digest(&self) -> PodDigest {
+        let read = read_json(&self.root.join(DIGEST));
+        read.ok().flatten().unwrap_or_default()
     }
 
     /// Removes all of it. What is already gone is no error.

@@ -11,6 +11,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, VolumeMount};
 
@@ -19,6 +20,7 @@ use crate::gpu::{self, Gpu};
 use crate::quantity::ResourceList;
 use crate::resources::{self, CPU, MEMORY};
 use crate::shim::protocol::{self, Backoff, ContainerSpec, Mount, RestartPolicy, ShimSpec, Tmpfs};
+use crate::vigil;
 use crate::volumes::content::stays_inside;
 
 pub(crate) use support::unsupported;
@@ -372,6 +374,7 @@ fn container_spec(
             .map(PathBuf::from),
         mounts,
         memory_limit_bytes: resources::memory_limit(container),
+        memory_max_bytes: memory_max(pod, container),
         cpu_request_millis: resources::request(container, CPU).filter(|millis| *millis > 0),
         cpu_limit_millis: resources::limit(container, CPU),
         pids_max: node.pids_max,
@@ -382,6 +385,12 @@ fn container_spec(
         oom_score_adj: Some(oom_score_adj(pod, container, node)),
         stop_signal: None,
     })
+}
+
+/// What the limit of a job's worker may be raised to.
+fn memory_max(pod: &Pod, container: &Container) -> Option<u64> {
+    let (worker, terms) = vigil::terms(pod, Duration::ZERO)?;
+    (worker == container.name && terms.max > terms.first).then_some(terms.max)
 }
 
 fn bind(

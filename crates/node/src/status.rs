@@ -7,6 +7,8 @@
 mod conditions;
 mod containers;
 
+pub(crate) use containers::bare_container_id;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

@@ -33,7 +33,7 @@ pub(crate) struct DiskUse {
 }
 
 impl DiskUse {
-    fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.volumes
             .values()
             .chain(self.logs.values())

@@ -68,9 +68,11 @@ fn samples_of_v1() {
         active_file_bytes: 7_917_568,
         inactive_file_bytes: 26_214_400,
         kernel_bytes: 3_616_768,
+        kernel_reclaimable_bytes: 0,
         swap_bytes: 4096,
         oom_kills: 2,
         limit_events: 17,
+        held: false,
         pressure: None,
     };
     assert_eq!(
@@ -102,9 +104,11 @@ fn samples_of_v2() {
         active_file_bytes: 7_917_568,
         inactive_file_bytes: 26_214_400,
         kernel_bytes: 5_242_880,
+        kernel_reclaimable_bytes: 3_128_704,
         swap_bytes: 0,
         oom_kills: 2,
         limit_events: 17,
+        held: false,
         pressure: Some(Pressure {
             some_avg10: 4.35,
             some_total_usec: 2_913_044,
@@ -127,6 +131,52 @@ fn samples_of_v2() {
         (None, None, None)
     );
     assert_eq!(older.kernel_bytes, 262_144 + 917_504 + 1152 + 3_941_008);
+}
+
+#[test]
+fn v1_lets_processes_wait_at_the_limit() {
+    let dir = tempfile::tempdir().expect("a directory");
+    recorded("v1", &dir.path().join("memory"));
+    let group = v1(dir.path());
+    let control = dir.path().join("memory/memory.oom_control");
+    group.hold(256 * MIB, true).expect("writable");
+    assert_eq!(text(&control), "1");
+    group.hold(256 * MIB, false).expect("writable");
+    assert_eq!(text(&control), "0");
+    for (disabled, under, held) in [(0, 0, false), (0, 1, false), (1, 0, false), (1, 1, true)] {
+        let recorded = format!("oom_kill_disable {disabled}\nunder_oom {under}\noom_kill 0\n");
+        fs::write(&control, recorded).expect("ours");
+        assert_eq!(group.is_holding(), held);
+        assert_eq!(group.memory().expect("recorded").held, held);
+    }
+    fs::remove_file(&control).expect("ours");
+    group
+        .hold(256 * MIB, true)
+        .expect("a kernel that cannot is none the worse");
+    assert!(!group.is_holding());
+}
+
+#[test]
+fn v2_slows_processes_down_before_the_limit() {
+    let dir = tempfile::tempdir().expect("a directory");
+    recorded("v2", dir.path());
+    let group = v2(dir.path());
+    group
+        .hold(256 * MIB, true)
+        .expect("a kernel that cannot is none the worse");
+    assert!(!group.is_holding());
+    let high = dir.path().join("memory.high");
+    fs::write(&high, "max\n").expect("ours");
+    group.hold(256 * MIB, true).expect("writable");
+    assert_eq!(text(&high), (224 * MIB).to_string());
+    assert!(!group.is_holding(), "142 MiB are below it");
+    // Page cache above it is no matter; what cannot be taken back is.
+    group.hold(160 * MIB, true).expect("writable");
+    assert_eq!(text(&high), (140 * MIB).to_string());
+    assert!(group.is_holding());
+    group.hold(160 * MIB, false).expect("writable");
+    assert_eq!(text(&high), "max");
+    assert!(!group.is_holding());
 }
 
 #[test]

@@ -19,10 +19,12 @@ Examples:
   stoke agent --node gpu-7                         on that node, as the chart runs it
   stoke agent --node gpu-7 --all-pods --listen 127.0.0.1:8081";
 
-/// Measure the memory of a node's containers, for Prometheus and for the jobs' own records
+/// Measure the memory of a node's containers, and keep workers from being killed at their limits
 ///
-/// The chart runs it on every node, without root and with nothing but a read-only view of the host's cgroups. /metrics has
-/// the figures of the containers of jobs, second by second; a digest is written on a job's pod when its container ends.
+/// The chart runs it on every node, without root and with nothing but a read-only view of the host's cgroups. A worker that
+/// is about to need more memory than it may have is given more, up to its job's memory.max and while the node has some to
+/// spare; else it is asked for a checkpoint. /metrics has the figures of the containers of jobs, second by second; a digest
+/// is written on a job's pod when its container ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -35,6 +37,9 @@ pub struct Args {
     /// Where the host's cgroups are mounted
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     cgroup_root: PathBuf,
+    /// Where the kubelet keeps its pods' volumes, to read which phase and step a worker says it is in; only root can look there
+    #[arg(long, value_name = "DIR")]
+    pod_volumes: Option<PathBuf>,
     /// Measure every pod, not only those of jobs
     #[arg(long)]
     all_pods: bool,
@@ -73,6 +78,7 @@ async fn serve(args: Args, world: &WorldArgs) -> anyhow::Result<ExitCode> {
         node: args.node,
         listen: args.listen,
         cgroup_root: args.cgroup_root,
+        pod_volumes: args.pod_volumes,
         scope: if args.all_pods {
             Scope::AllPods
         } else {

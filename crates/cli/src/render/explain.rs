@@ -7,8 +7,9 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use stoke_api::condition::{self, ConditionType};
-use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase};
+use stoke_api::trainjob::{Attempt, Exit, Finding, Outcome, Phase};
 use stoke_api::{Bytes, TrainJobStatus};
+use stoke_memory::Remedy;
 use stoke_sched::Wait;
 
 use super::describe::ran;
@@ -144,6 +145,10 @@ fn attempt_story(
         );
     }
     let mut lines = vec![(at(&attempt.placed_at), placed)];
+    if !attempt.changes.is_empty() {
+        let changes = attempt.changes.join(", and ");
+        lines.push((None, format!("attempt {number} differs: it has {changes}")));
+    }
     if attempt.running_at.is_some() && attempt.outcome.is_none() {
         lines.push((
             at(&attempt.running_at),
@@ -175,7 +180,28 @@ fn attempt_story(
         let _ = write!(ended, ": {ending}");
     }
     lines.push((at(&attempt.finished_at), ended));
+    if let Some(finding) = &attempt.diagnosis {
+        lines.extend(evidence(finding).map(|line| (None, line)));
+    }
     lines
+}
+
+/// What it is held to have died of, and what says so.
+fn evidence(finding: &Finding) -> impl Iterator<Item = String> {
+    let cause = match finding.shape.as_str() {
+        "" | "Plain" => finding.cause.clone(),
+        shape => format!("{} ({shape})", finding.cause),
+    };
+    let sure = match finding.confidence.as_str() {
+        "" => String::new(),
+        confidence => format!(", {}", confidence.to_lowercase()),
+    };
+    let held = (!finding.cause.is_empty()).then(|| format!("  held to be {cause}{sure}"));
+    let quotes = finding.quotes.iter().map(|quote| {
+        let quote: Vec<&str> = quote.split_whitespace().collect();
+        format!("  > {}", quote.join(" "))
+    });
+    held.into_iter().chain(quotes)
 }
 
 fn advice(
@@ -264,13 +290,19 @@ fn waiting(name: &str, status: &TrainJobStatus, reason: &str, now: Timestamp) ->
 }
 
 fn after_failure(name: &str, status: &TrainJobStatus, last: Option<&Attempt>) -> Vec<String> {
-    let mut lines = Vec::new();
+    let finding = last.and_then(|attempt| attempt.diagnosis.as_ref());
+    let mut lines = finding.map_or_else(Vec::new, |finding| finding.remedies.clone());
+    // It has had its attempts.
+    lines.retain(|remedy| *remedy != Remedy::TryAgain.to_string());
+    let is_known = !lines.is_empty();
     let end = last.and_then(|attempt| attempt.exit.as_ref());
     if status.reason == "DeadlineExceeded" {
         lines.push(
             "it ran into its maxDuration: raise it, or write checkpoints and run it again"
                 .to_owned(),
         );
+    } else if is_known {
+        // What is said in general does not fit every cause.
     } else if end.is_some_and(|end| end.reason == "OOMKilled") || status.reason == "OutOfMemory" {
         lines.extend(more_memory(last));
     } else if end.is_some_and(|end| end.reason == "Evicted") || status.reason == "Evicted" {

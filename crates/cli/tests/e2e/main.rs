@@ -3,10 +3,16 @@
 mod bad_input;
 mod crash;
 mod examples;
+#[path = "../support/failing.rs"]
+mod failing;
 mod following;
 mod gang;
+#[path = "../support/growing.rs"]
+mod growing;
 mod kubectl;
 mod memory;
+mod memory_guard;
+mod recovering;
 mod scheduling;
 mod support;
 mod worlds;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Long enough for a loaded machine; only a broken test waits this long.
@@ -132,6 +132,16 @@ impl Engine {
             said(&output)
         );
         String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// Runs a job of this spec to its end, and gives it as it is then.
+    pub fn run(&self, name: &str, spec: &Value) -> Value {
+        let object = json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec});
+        let file = self.write(&format!("{name}.json"), &object.to_string());
+        let output = self.try_stoke(&["run", &file]);
+        let job = self.job(name);
+        println!("{name}: {}\n{:#}", said(&output), job["status"]);
+        job
     }
 
     pub fn job(&self, name: &str) -> Value {

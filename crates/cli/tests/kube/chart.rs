@@ -289,7 +289,9 @@ fn nobody_is_given_more_than_was_reviewed() {
     delete pods
     get pods
     list pods
+    patch pods
     watch pods
+    get pods/log
     create secrets
     create services
     get services
@@ -303,6 +305,10 @@ fn nobody_is_given_more_than_was_reviewed() {
     get networking.k8s.io/networkpolicies
     list stokehold.dev/datasets
     watch stokehold.dev/datasets
+    create stokehold.dev/jobprofiles
+    list stokehold.dev/jobprofiles
+    patch stokehold.dev/jobprofiles
+    watch stokehold.dev/jobprofiles
     list stokehold.dev/queues
     watch stokehold.dev/queues
     patch stokehold.dev/queues/status
@@ -315,6 +321,7 @@ fn nobody_is_given_more_than_was_reviewed() {
     list pods
     patch pods
     watch pods
+    patch pods/resize
     ");
 }
 

@@ -7,11 +7,17 @@ mod chart;
 mod commands;
 mod deleting;
 mod draining;
+#[path = "../support/failing.rs"]
+mod failing;
+#[path = "../support/growing.rs"]
+mod growing;
 mod installing;
 mod launching;
 mod leaders;
+mod memory_guard;
 mod operators;
 mod own_node;
+mod recovering;
 mod release;
 mod rights;
 mod support;

@@ -52,9 +52,12 @@ impl<'a> Scene<'a> {
     fn pod(&self, namespace: &str, name: &str, node: &str, labels: Value, account: &str) {
         self.create(&json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": {"example.com/owner": "someone"}},
+            "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": {
+                "example.com/owner": "someone", "stokehold.dev/memory-terms": r#"{"limit":"160Mi","max":"512Mi"}"#}},
             "spec": {"nodeName": node, "serviceAccountName": account, "tolerations": [{"operator": "Exists"}],
-                "containers": [{"name": "worker", "image": "none"}]},
+                "containers": [
+                    {"name": "worker", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "100Mi"}, "limits": {"memory": "160Mi"}}},
+                    {"name": "other", "image": "none", "resources": {"limits": {"memory": "64Mi"}}}]},
         }));
     }
 
@@ -89,6 +92,25 @@ async fn pods(testbed: &Testbed, bound_to: Option<&str>) -> Api<Pod> {
         .await
         .expect("a configuration");
     Api::namespaced(Client::try_from(config).expect("a client"), NAMESPACE)
+}
+
+/// The same of a change of a container's size.
+async fn resize_refusal(
+    pods: &Api<Pod>,
+    name: &str,
+    container: &str,
+    resources: &Value,
+) -> Option<String> {
+    let patch = json!({"spec": {"containers": [{"name": container, "resources": resources}]}});
+    let params = PatchParams::default();
+    let patched = pods
+        .patch_subresource("resize", name, &params, &Patch::Strategic(patch))
+        .await;
+    match patched {
+        Ok(_) => None,
+        Err(kube::Error::Api(status)) => Some(status.message.clone()),
+        Err(error) => panic!("{name}: {error}"),
+    }
 }
 
 /// What the API server says against a patch. kubectl would read the pod first, which an agent may not.
@@ -180,6 +202,12 @@ async fn try_everything(testbed: &Testbed) {
             annotation("example.com/owner", Value::Null),
             Some(only_ours),
         ),
+        (
+            &agent,
+            "own",
+            annotation("stokehold.dev/memory-terms", json!(r#"{"max":"64Gi"}"#)),
+            Some(only_ours),
+        ),
         (&agent, "own", relabel, Some(only_ours)),
         (&agent, "own", finalizer, Some(only_ours)),
         (
@@ -195,6 +223,67 @@ async fn try_everything(testbed: &Testbed) {
             Some(message) => {
                 let said = said.unwrap_or_default();
                 assert!(said.contains(message), "{pod} {patch}: {said:?}");
+            }
+        }
+    }
+    let up_to = "up to its job's memory.max and no further";
+    let memory_only = "the memory of the worker and nothing else";
+    for (pod, container, resources, refused) in [
+        (
+            "own",
+            "worker",
+            json!({"limits": {"memory": "512Mi"}}),
+            None,
+        ),
+        (
+            "own",
+            "worker",
+            json!({"limits": {"memory": "160Mi"}}),
+            None,
+        ),
+        (
+            "own",
+            "worker",
+            json!({"limits": {"memory": "513Mi"}}),
+            Some(up_to),
+        ),
+        (
+            "own",
+            "worker",
+            json!({"requests": {"memory": "120Mi"}}),
+            Some(up_to),
+        ),
+        (
+            "own",
+            "worker",
+            json!({"requests": {"cpu": "2"}}),
+            Some(memory_only),
+        ),
+        (
+            "own",
+            "other",
+            json!({"limits": {"memory": "65Mi"}, "requests": {"memory": "65Mi"}}),
+            Some(memory_only),
+        ),
+        (
+            "foreign",
+            "worker",
+            json!({"limits": {"memory": "200Mi"}}),
+            Some(of_another),
+        ),
+        (
+            "plain",
+            "worker",
+            json!({"limits": {"memory": "200Mi"}}),
+            Some("writes to the workers of jobs only"),
+        ),
+    ] {
+        let said = resize_refusal(&agent, pod, container, &resources).await;
+        match refused {
+            None => assert_eq!(said, None, "{pod} {resources}"),
+            Some(message) => {
+                let said = said.unwrap_or_default();
+                assert!(said.contains(message), "{pod} {resources}: {said:?}");
             }
         }
     }

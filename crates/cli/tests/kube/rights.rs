@@ -67,6 +67,19 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
     );
     // One that is cleared away.
     jobs.create("brief", &json!({"command": ["true"], "ttl": "1s"}));
+    // Two runs of one kind, long enough for the agent to measure: a profile is made, and then added to.
+    for name in ["first", "second"] {
+        jobs.create(name, &json!({"command": ["sleep", "8"]}));
+        jobs.wait(name, "Complete");
+    }
+    ask_for_a_checkpoint(testbed, jobs);
+    // One that needs more than it was given, and is given it.
+    let grows = "import time\nkept = []\nfor _ in range(80): kept.append(bytearray(b'x' * (1 << 20))); time.sleep(0.05)";
+    jobs.create(
+        "grows",
+        &json!({"command": ["/usr/bin/python3", "-c", grows], "memory": {"limit": "64Mi", "max": "256Mi"}}),
+    );
+    jobs.wait("grows", "Complete");
     // One for the agent to look at.
     jobs.create("steady", &json!({"command": ["sleep", "600"]}));
 
@@ -149,6 +162,36 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
     });
     jobs.create("after", &json!({"command": ["true"]}));
     jobs.wait("after", "Complete");
+}
+
+/// A worker that its node says to be at the end of its memory: the operator asks all of its gang to save.
+fn ask_for_a_checkpoint(testbed: &Testbed, jobs: &Jobs) {
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "rights-checkpoint"},
+        "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+            "hostPath": {"path": "/tmp", "type": "Directory"}, "claimRef": {"namespace": JOBS, "name": "saving-checkpoint"}}});
+    jobs.apply(&volume);
+    jobs.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "saving-checkpoint"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "rights-checkpoint",
+            "resources": {"requests": {"storage": "1Mi"}}},
+    }));
+    jobs.create(
+        "saving",
+        &json!({"command": ["sleep", "600"], "checkpoint": {"path": "/ckpt", "size": "1Mi"}}),
+    );
+    jobs.wait("saving", "Running");
+    let asked = jobs.get("saving")["status"]["attempts"][0]["runningAt"].clone();
+    let asked = asked.as_str().expect("a time");
+    let risk = json!({"since": asked, "why": "a test says so", "stage": "AtTheEnd", "checkpointAskedAt": asked});
+    let risk = format!("stokehold.dev/memory-risk={risk}");
+    succeed(&mut testbed.kubectl(&["annotate", "pod", "saving-1-0", "-n", JOBS, &risk]));
+    eventually("the worker to be asked for a checkpoint", || {
+        let pod = testbed.get(&["pod", "saving-1-0", "-n", JOBS]);
+        let request = &pod["metadata"]["annotations"]["stokehold.dev/checkpoint-request"];
+        (!request.is_null()).then_some(())
+    });
+    succeed(&mut testbed.kubectl(&["delete", "trainjob", "saving", "-n", JOBS]));
+    succeed(&mut testbed.kubectl(&["delete", "pv", "rights-checkpoint", "--wait=false"]));
 }
 
 #[test]

@@ -26,14 +26,14 @@ fn ddp_example() -> Value {
 }
 
 /// A directory of the machine as the volume that a claim will find: the testbed has no storage of its own.
-struct Volume<'a> {
+pub struct Volume<'a> {
     testbed: &'a Testbed,
     name: String,
     folder: tempfile::TempDir,
 }
 
 impl<'a> Volume<'a> {
-    fn new(jobs: &Jobs<'_>, testbed: &'a Testbed, claim: &str) -> Self {
+    pub fn new(jobs: &Jobs<'_>, testbed: &'a Testbed, claim: &str) -> Self {
         let volume = Self {
             testbed,
             name: format!("{}-{claim}", jobs.namespace()),
@@ -44,7 +44,7 @@ impl<'a> Volume<'a> {
             "metadata": {"name": volume.name},
             "spec": {
                 "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteMany"],
+                "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
                 "persistentVolumeReclaimPolicy": "Retain",
                 "claimRef": {"namespace": jobs.namespace(), "name": claim},
                 "hostPath": {"path": volume.folder.path(), "type": "Directory"},

@@ -12,7 +12,7 @@ use stoke_sched::Constraint;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::observe::{Observed, observe};
+use super::observe::{Aside, Observed, observe};
 use super::plan::{Plan, plan};
 use crate::config::Config;
 use crate::hub::Hub;
@@ -130,7 +130,7 @@ async fn serve(hub: &Hub) -> Option<Duration> {
 /// The same at once, for a world that nobody else works on.
 pub fn look_at_all(world: &mut World, config: &Config, now: Timestamp) {
     while let Some(key) = world.next_unseen() {
-        if let Some(observed) = observe(world, &key, None) {
+        if let Some(observed) = observe(world, &key, Aside::default()) {
             let ask = plan(&observed, config, now).ask;
             // Nobody else changes it.
             let _ = world.ask(&observed.job, ask);
@@ -162,19 +162,19 @@ pub fn takes_room(observed: &Observed, plan: &Plan) -> bool {
 }
 
 pub fn look(hub: &Hub, key: &Key) -> Option<(Observed, Plan)> {
-    let refused = hub.refusal(key);
-    let observed = observe(&hub.world(), key, refused)?;
+    let aside = hub.aside(key);
+    let observed = observe(&hub.world(), key, aside)?;
     let plan = plan(&observed, &hub.config, Timestamp::now());
     Some((observed, plan))
 }
 
 /// The same, with all that can be said of why a job waits: what was found while deciding is enough to decide by, and this costs more.
 pub fn look_closely(hub: &Hub, key: &Key) -> Option<(Observed, Plan)> {
-    let refused = hub.refusal(key);
+    let aside = hub.aside(key);
     let now = Timestamp::now();
     let observed = {
         let world = hub.world();
-        let mut observed = observe(&world, key, refused)?;
+        let mut observed = observe(&world, key, aside)?;
         if let Room::Awaited { wait, is_whole, .. } = &mut observed.room {
             let whole = world.explain(key, now);
             *is_whole = whole.is_some();

@@ -14,9 +14,11 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use stoke_api::TrainJob;
-use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL, pod_name};
+use stoke_api::names::{
+    ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, JOB_LABEL, RANK_LABEL, pod_name,
+};
 use stoke_api::trainjob::TrainJobStatus;
+use stoke_api::{JobProfile, TrainJob};
 use uuid::Uuid;
 
 use super::children;
@@ -117,6 +119,7 @@ pub async fn carry_out(
     };
     let mut creations = Vec::new();
     let mut deletions = Vec::new();
+    let mut requests = Vec::new();
     let mut later = Vec::new();
     for action in actions {
         match action {
@@ -140,7 +143,10 @@ pub async fn carry_out(
             }
             Action::CreatePod(pod) => creations.push(pod),
             Action::DeletePod { name, uid } => deletions.push((name, uid)),
-            action @ (Action::DeleteJob { .. } | Action::Tell(_)) => later.push(action),
+            Action::AskToSave { name, uid, text } => requests.push((name, uid, text)),
+            action @ (Action::DeleteJob { .. } | Action::Tell(_) | Action::Learn(_)) => {
+                later.push(action);
+            }
         }
     }
     let creations = stream::iter(creations.into_iter().map(|pod| create_pod(hub, job, pod)));
@@ -156,8 +162,20 @@ pub async fn carry_out(
         .buffer_unordered(POD_WRITES_MAX)
         .try_collect::<()>()
         .await?;
-    for action in later {
+    let requests = requests
+        .into_iter()
+        .map(|(name, uid, text)| ask_to_save(hub, job, name, uid, text));
+    stream::iter(requests)
+        .buffer_unordered(POD_WRITES_MAX)
+        .try_collect::<()>()
+        .await?;
+    // Events first: what follows may have to be done again, and they would not be told again.
+    let (tellings, later): (Vec<_>, Vec<_>) = later
+        .into_iter()
+        .partition(|action| matches!(action, Action::Tell(_)));
+    for action in tellings.into_iter().chain(later) {
         match action {
+            Action::Learn(profile) => learn(hub, job, &profile).await?,
             Action::Tell(telling) => tell(hub, job, telling).await,
             Action::DeleteJob { uid } => delete_job(hub, job, uid).await?,
             _ => {}
@@ -284,6 +302,63 @@ async fn delete_pod(
             Ok(())
         }
         Err(error) => Err(refused(&format!("delete pod {name}"), error)),
+    }
+}
+
+/// The worker sees it in a file.
+async fn ask_to_save(
+    hub: &Hub,
+    job: &TrainJob,
+    name: String,
+    uid: String,
+    text: String,
+) -> Result<(), ApplyError> {
+    let api: Api<Pod> = Api::namespaced(hub.client.clone(), job.namespace());
+    let patch = Patch::Merge(json!({
+        "metadata": {"uid": uid, "annotations": {CHECKPOINT_REQUEST_ANNOTATION: text}},
+    }));
+    match api.patch(&name, &PatchParams::default(), &patch).await {
+        Ok(pod) => {
+            hub.wrote(pod);
+            Ok(())
+        }
+        // It is gone, and perhaps another has its name.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+            hub.forget::<Pod>(&Key::new(job.namespace(), &name), &uid);
+            Ok(())
+        }
+        Err(error) => Err(refused(&format!("ask pod {name} for a checkpoint"), error)),
+    }
+}
+
+/// What is not learned costs the next run some memory, and this one nothing: whatever is wrong with it is told in the log, and looked at
+/// again with the job's next turn.
+async fn learn(hub: &Hub, job: &TrainJob, profile: &JobProfile) -> Result<(), ApplyError> {
+    let api: Api<JobProfile> = Api::namespaced(hub.client.clone(), job.namespace());
+    let name = profile.name_any();
+    let written = if profile.metadata.resource_version.is_none() {
+        api.create(&PostParams::default(), profile).await
+    } else {
+        let patch = Patch::Merge(profile);
+        api.patch(&name, &PatchParams::default(), &patch).await
+    };
+    match written {
+        Ok(profile) => {
+            hub.wrote(profile);
+            Ok(())
+        }
+        // Another run of its kind ended at the same time: what is known now comes with the watch.
+        Err(kube::Error::Api(status)) if status.code == 409 => Err(ApplyError::Conflict),
+        Err(error) if is_fenced(&error) => Err(ApplyError::Fenced),
+        Err(error) => {
+            tracing::warn!(
+                job = job.name(),
+                profile = name,
+                error = &error as &dyn std::error::Error,
+                "what the run used was not learned"
+            );
+            Ok(())
+        }
     }
 }
 

@@ -8,13 +8,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use stoke_api::names::{JOB_LABEL, LAST_CHECKPOINT_ANNOTATION};
-use stoke_api::{Dataset, Queue, TrainJob};
+use stoke_api::names::{
+    CHECKPOINT_REQUEST_ANNOTATION, JOB_LABEL, LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION,
+    MEMORY_RISK_ANNOTATION,
+};
+use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
+use stoke_memory::LogScan;
 
 use super::admission;
-use super::observe::observe;
+use super::observe::{Aside, observe};
 use super::plan::{Action, Plan};
 use super::refusal::Refusal;
+use super::tail::Tails;
 use crate::cluster;
 use crate::config::Config;
 use crate::forecast::Listed;
@@ -64,9 +69,12 @@ pub struct Stage {
     pub nodes: BTreeMap<String, Node>,
     pub queues: Vec<Queue>,
     pub datasets: Vec<Dataset>,
+    pub profiles: BTreeMap<String, JobProfile>,
     pub claims: Vec<PersistentVolumeClaim>,
     pub volumes: Vec<PersistentVolume>,
     pub refused: Option<Refusal>,
+    /// What pods printed, by name. One that is not here has no log to read.
+    pub logs: BTreeMap<String, String>,
     pub now: Timestamp,
     pub config: Config,
     uids: u64,
@@ -87,9 +95,11 @@ impl Stage {
             nodes: nodes.into_iter().map(named).collect(),
             queues: Vec::new(),
             datasets: Vec::new(),
+            profiles: BTreeMap::new(),
             claims: Vec::new(),
             volumes: Vec::new(),
             refused: None,
+            logs: BTreeMap::new(),
             now: at(0),
             config: config(),
             uids: 0,
@@ -113,6 +123,7 @@ impl Stage {
             nodes: self.nodes.values().cloned().collect(),
             queues: self.queues.clone(),
             datasets: self.datasets.clone(),
+            profiles: self.profiles.values().cloned().collect(),
             claims: self.claims.clone(),
             volumes: self.volumes.clone(),
         };
@@ -126,8 +137,21 @@ impl Stage {
         admission::look_at_all(&mut world, &self.config, self.now);
         world.serve(self.now);
         let look = |world: &World| {
-            let observed = observe(world, &key, self.refused.clone())?;
-            let plan = super::plan::plan(&observed, &self.config, self.now);
+            let aside = Aside {
+                refused: self.refused.clone(),
+                tails: Tails::default(),
+            };
+            let mut observed = observe(world, &key, aside)?;
+            let mut plan = super::plan::plan(&observed, &self.config, self.now);
+            if !plan.logs.is_empty() {
+                let read = plan.logs.iter().map(|wanted| {
+                    let log = self.logs.get(&wanted.pod);
+                    (wanted.rank, log.map(|log| LogScan::read(log.as_bytes())))
+                });
+                observed.tails = Tails::of(plan.status.attempt, read);
+                plan = super::plan::plan(&observed, &self.config, self.now);
+                assert!(plan.logs.is_empty(), "logs are read once");
+            }
             Some((observed, plan))
         };
         let (observed, plan) = look(&world)?;
@@ -186,12 +210,60 @@ impl Stage {
                 self.pods
                     .retain(|_, pod| pod.labels().get(JOB_LABEL).map(String::as_str) != Some(job));
             }
+            Action::AskToSave { name, uid, text } => {
+                let pod = self.pods.get_mut(name);
+                if let Some(pod) = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(uid)) {
+                    let annotations = pod.metadata.annotations.get_or_insert_default();
+                    annotations.insert(CHECKPOINT_REQUEST_ANNOTATION.to_owned(), text.clone());
+                }
+            }
+            Action::Learn(profile) => self.learn(profile),
             Action::EnsureClaim(_)
             | Action::EnsureSecret { .. }
             | Action::EnsureService(_)
             | Action::EnsurePolicy(_)
             | Action::Tell(_) => {}
         }
+    }
+
+    /// As an API server takes it: on condition that it is as it was read, or not there.
+    fn learn(&mut self, profile: &JobProfile) {
+        let name = profile.name_any();
+        let known = self.profiles.get(&name);
+        let version = known.and_then(|known| known.metadata.resource_version.clone());
+        if version != profile.metadata.resource_version {
+            return;
+        }
+        self.uids += 1;
+        let mut profile = profile.clone();
+        profile.metadata.uid = Some(name.clone());
+        profile.metadata.resource_version = Some(self.uids.to_string());
+        self.profiles.insert(name, profile);
+    }
+
+    /// Its node has asked a worker for a checkpoint, for it comes to the end of its memory.
+    pub fn risk(&mut self, name: &str) {
+        let now = self.now.to_string();
+        let risk = json!({"since": now, "why": "it leaks 10 MiB a step", "stage": "AtTheEnd", "checkpointAskedAt": now});
+        let pod = self.pods.get_mut(name).expect("the pod");
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(MEMORY_RISK_ANNOTATION.to_owned(), risk.to_string());
+    }
+
+    /// Its node runs out of memory as a whole.
+    pub fn shortage(&mut self, name: &str) {
+        let risk = json!({"since": self.now.to_string(), "why": "the node has 90 MiB left", "stage": "NodeShort"});
+        let pod = self.pods.get_mut(name).expect("the pod");
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(MEMORY_RISK_ANNOTATION.to_owned(), risk.to_string());
+    }
+
+    /// A node has measured what a worker used, from its start to its end.
+    pub fn measure(&mut self, name: &str, digest: Value) {
+        let digest = json!({"containers": {"worker": digest}});
+        let pod = self.pods.get_mut(name).expect("the pod");
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(MEMORY_DIGEST_ANNOTATION.to_owned(), digest.to_string());
     }
 
     /// A kubelet ends what was deleted within its grace period; what was on a node that is gone is collected.

@@ -5,15 +5,16 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use stoke_api::names::checkpoint_claim;
-use stoke_api::{DatasetSpec, TrainJob};
+use stoke_api::{Bytes, DatasetSpec, JobProfile, TrainJob};
 use stoke_sched::Snapshot;
 
 use super::refusal::Refusal;
+use super::tail::Tails;
 use super::template;
 use crate::cluster::Claim;
 use crate::mirror::Key;
 use crate::seen::Pod;
-use crate::world::{Demand, Room, World};
+use crate::world::{Demand, Room, Shortage, World};
 
 /// Everything that [`super::plan::plan`] decides by, beside the configuration and the time.
 #[derive(Debug, Clone)]
@@ -35,17 +36,38 @@ pub struct Observed {
     pub addresses: Arc<BTreeMap<String, String>>,
     /// Ports that other jobs have.
     pub leased: Vec<RangeInclusive<u16>>,
+    /// Its node is short of memory, and it is the one to leave.
+    pub shortage: Option<Shortage>,
+    /// How much its datasets hold, where that is known of all.
+    pub input: Option<Bytes>,
+    /// What runs like it used.
+    pub profile: Option<Arc<JobProfile>>,
     /// What the API server refused when the last plan was carried out.
     pub refused: Option<Refusal>,
+    /// What the logs of its failed workers say, as far as they were read.
+    pub tails: Tails,
+}
+
+/// What is known of a job and stands in no object.
+#[derive(Debug, Clone, Default)]
+pub struct Aside {
+    pub refused: Option<Refusal>,
+    pub tails: Tails,
 }
 
 /// Reads a job and its surroundings; none where there is no such job.
-pub fn observe(world: &World, key: &Key, refused: Option<Refusal>) -> Option<Observed> {
+pub fn observe(world: &World, key: &Key, aside: Aside) -> Option<Observed> {
     let job = world.jobs.get(key)?.clone();
+    let dataset = |name: &str| world.datasets.get(&Key::new(&key.namespace, name));
     let datasets = job.spec.datasets.iter().filter_map(|mount| {
-        let dataset = world.datasets.get(&Key::new(&key.namespace, &mount.name))?;
+        let dataset = dataset(&mount.name)?;
         Some((mount.name.clone(), dataset.spec.clone()))
     });
+    let sizes = job.spec.datasets.iter().map(|mount| {
+        let size = dataset(&mount.name)?.status.as_ref()?.size?;
+        Some(size.0)
+    });
+    let input = sizes.sum::<Option<u64>>().filter(|sum| *sum > 0);
     let datasets: BTreeMap<String, DatasetSpec> = datasets.collect();
     Some(Observed {
         pods: world.workers_of(key).cloned().collect(),
@@ -56,7 +78,11 @@ pub fn observe(world: &World, key: &Key, refused: Option<Refusal>) -> Option<Obs
         demand: world.demand_on(key),
         addresses: world.addresses(),
         leased: world.ports_of_others(key),
-        refused,
+        shortage: world.shortage_for(key),
+        input: input.map(Bytes),
+        profile: world.profile_of(&job).cloned(),
+        refused: aside.refused,
+        tails: aside.tails,
         job,
     })
 }

@@ -10,9 +10,14 @@ mod action;
 mod closing;
 mod coming_nodes;
 mod ending;
+mod evidence;
 mod going;
+mod learning;
 mod placing;
+mod recovering;
 mod resizing;
+mod restarting;
+mod risk;
 mod telling;
 mod waiting;
 
@@ -28,6 +33,7 @@ use stoke_api::{Reason, TrainJob};
 
 use super::frameworks;
 use super::observe::Observed;
+use super::tail::Wanted;
 use super::workers::Worker;
 use crate::config::Config;
 use crate::world::Ask;
@@ -40,6 +46,8 @@ pub struct Plan {
     pub status: TrainJobStatus,
     /// In this order, after the status.
     pub actions: Vec<Action>,
+    /// Logs that may say what ended an attempt: it is judged when they were read.
+    pub logs: Vec<Wanted>,
     /// When to look again though nothing has changed.
     pub requeue_after: Option<Duration>,
     /// The room that the next attempt needs, where nothing else keeps it.
@@ -66,6 +74,7 @@ pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
     Plan {
         status: turn.status,
         actions: turn.actions,
+        logs: turn.logs,
         requeue_after: turn.wake.map(|at| until(now, at)),
         ask: turn.ask,
         pool: turn.pool,
@@ -96,6 +105,7 @@ struct Turn<'a> {
     workers: Vec<Worker<'a>>,
     status: TrainJobStatus,
     actions: Vec<Action>,
+    logs: Vec<Wanted>,
     wake: Option<Timestamp>,
     ask: Option<Arc<Ask>>,
     pool: bool,
@@ -115,6 +125,7 @@ impl<'a> Turn<'a> {
             workers: workers.collect(),
             status: job.status.clone().unwrap_or_default(),
             actions: Vec::new(),
+            logs: Vec::new(),
             wake: None,
             ask: None,
             pool: false,
@@ -134,6 +145,11 @@ impl<'a> Turn<'a> {
                     if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
                         return self.wake_at(at);
                     }
+                    self.logs = evidence::logs(self, &attempt);
+                    if !self.logs.is_empty() && ending.exit.is_some() {
+                        return;
+                    }
+                    self.logs.clear();
                     self.end(ending);
                 }
                 None => self.heed(&attempt),
@@ -145,8 +161,9 @@ impl<'a> Turn<'a> {
                 None => self.prepare(),
             }
         }
+        let learns_until = self.learn();
         if self.status.phase.is_final() {
-            self.retire();
+            self.retire(learns_until);
         }
     }
 
@@ -178,13 +195,7 @@ impl<'a> Turn<'a> {
             .filter(|worker| worker.pod.metadata.deletion_timestamp.is_none())
             .map(|worker| Action::DeletePod {
                 name: worker.name().to_owned(),
-                uid: worker
-                    .pod
-                    .metadata
-                    .uid
-                    .as_deref()
-                    .unwrap_or_default()
-                    .to_owned(),
+                uid: worker.uid().to_owned(),
             });
         self.actions.extend(deletions);
     }

@@ -5,6 +5,7 @@
 
 mod security;
 mod sizes;
+mod tuning;
 mod volumes;
 mod whereabouts;
 
@@ -14,11 +15,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, PodTemplateSpec};
 use kube::Resource as _;
 use kube::api::ObjectMeta;
+use stoke_api::contract::{self, MemoryTerms};
 use stoke_api::names::{
-    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, RANK_LABEL, env, host_name,
-    pod_name, priority_class,
+    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, MEMORY_TERMS_ANNOTATION,
+    RANK_LABEL, env, host_name, pod_name, priority_class,
 };
-use stoke_api::trainjob::{Attempt, Framework, Network, Spot};
+use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning};
 use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
 use stoke_sched::{Snapshot, Topology};
 
@@ -144,7 +146,7 @@ impl<'a> Blueprint<'a> {
             topology: self.topology(),
             ask,
             gpus: job.gpus.clone(),
-            gpu_types: job.gpu_types.clone(),
+            gpu_types: gpu_types(self.job, &size.tuning).to_vec(),
             selector: spec.node_selector.clone().unwrap_or_default(),
             terms,
             tolerations: cluster::tolerations(&spec),
@@ -223,10 +225,15 @@ impl<'a> Blueprint<'a> {
         let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;
         volumes::add(&mut spec, job, self.datasets, size.memory.limit);
+        tuning::apply(&mut spec, &size, self.config.home);
         self.fill_spec(&mut spec, rank);
         match attempt.nodes.get(rank as usize) {
             Some(node) if !node.is_empty() => self.pin(&mut spec, node, site.cluster),
-            _ => whereabouts::constrain(&mut spec, &job.spec.gpu_types, site.cluster),
+            _ => {
+                let types = gpu_types(job, &size.tuning);
+                whereabouts::constrain(&mut spec, types, site.cluster);
+                whereabouts::avoid(&mut spec, &size.tuning.avoid_nodes);
+            }
         }
         Ok(Pod {
             metadata: self.metadata(attempt, rank),
@@ -254,6 +261,16 @@ impl<'a> Blueprint<'a> {
         {
             let annotations = annotations.get_or_insert_default();
             annotations.insert(GPU_DEVICES_ANNOTATION.to_owned(), devices.clone());
+        }
+        let limit = attempt.memory.as_ref().map(|sizing| sizing.limit);
+        let terms = MemoryTerms {
+            limit: limit.unwrap_or_default(),
+            max: attempt.memory_max.filter(|max| Some(*max) > limit),
+            expected: attempt.memory_expected,
+        };
+        if let Ok(terms) = serde_json::to_string(&terms) {
+            let annotations = annotations.get_or_insert_default();
+            annotations.insert(MEMORY_TERMS_ANNOTATION.to_owned(), terms);
         }
         let attempt = attempt.number;
         let mut labels = given.labels.unwrap_or_default();
@@ -353,6 +370,10 @@ impl<'a> Blueprint<'a> {
         if let GpuRequest::Fraction(_) = self.job.spec.gpus {
             variables.push((env::GPU_SHARE, self.job.spec.gpus.to_string()));
         }
+        let request = format!("{}/{}", contract::REQUEST_DIR, contract::CHECKPOINT_REQUEST);
+        variables.push((env::CHECKPOINT_REQUEST, request));
+        let status = format!("{}/{}", contract::STATUS_DIR, contract::STATUS);
+        variables.push((env::STATUS_FILE, status));
         if let Some(checkpoint) = &self.job.spec.checkpoint {
             variables.push((env::CHECKPOINT_DIR, checkpoint.path.clone()));
             if let Some(every) = checkpoint.every {
@@ -428,6 +449,18 @@ pub fn gang_of(job: &TrainJob, attempt: &Attempt, config: &Config) -> stoke_sche
         gpus: job.spec.gpus.clone(),
         ..stoke_sched::Gang::default()
     })
+}
+
+/// The GPU types it may run on, of which some may have turned out to be too small.
+fn gpu_types<'a>(job: &'a TrainJob, tuning: &'a Tuning) -> &'a [String] {
+    let said = &job.spec.gpu_types;
+    // Its author may have changed them since.
+    let is_still_said = tuning.gpu_types.iter().all(|name| said.contains(name));
+    if tuning.gpu_types.is_empty() || !is_still_said {
+        said
+    } else {
+        &tuning.gpu_types
+    }
 }
 
 /// How long a worker has between SIGTERM and SIGKILL: time for a checkpoint, if it writes any.

@@ -101,6 +101,8 @@ fn torch_is_started_by_torchrun() {
     let spec = json!({"framework": "torch", "workers": 2, "processesPerWorker": 2, "command": ["python3", "train.py"]});
     insta::assert_snapshot!(started(&pods(spec, &["a", "a"], &config())), @r"
     python3 -m torch.distributed.run train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       MASTER_ADDR=127.0.0.1
       MASTER_PORT=23456
       WORLD_SIZE=4
@@ -118,6 +120,8 @@ fn torch_is_started_by_torchrun() {
       PET_RDZV_ID=j-2
       PET_MAX_RESTARTS=0
     python3 -m torch.distributed.run train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       MASTER_ADDR=127.0.0.1
       MASTER_PORT=23456
       WORLD_SIZE=4
@@ -142,11 +146,15 @@ fn mpi_is_launched_by_rank_0_and_served_by_the_others() {
     let spec = json!({"framework": "mpi", "workers": 2, "gpus": 4, "command": ["./train", "-x"]});
     insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &config())), @r"
     /usr/bin/stoke mpi launch --np 8 --slots 4 -- ./train -x
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
       STOKE_MPI_TOKEN=secret j-mpi-uid/token
       STOKE_MPI_LISTEN=0.0.0.0:23456
       NCCL_DEBUG=WARN
     /usr/bin/stoke mpi worker
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       STOKE_MPI_HOSTS=j-0=10.0.0.1:23456,j-1=10.0.0.2:23457
       STOKE_MPI_TOKEN=secret j-mpi-uid/token
       STOKE_MPI_LISTEN=0.0.0.0:23457
@@ -159,20 +167,28 @@ fn tensorflow_and_jax_know_their_cluster() {
     let spec = json!({"framework": "tensorflow", "workers": 2, "command": ["python", "train.py"]});
     insta::assert_snapshot!(started(&pods(spec, &["a", "a"], &config())), @r#"
     python train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       TF_CONFIG={"cluster":{"worker":["127.0.0.1:23456","127.0.0.1:23457"]},"task":{"index":0,"type":"worker"}}
     python train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       TF_CONFIG={"cluster":{"worker":["127.0.0.1:23456","127.0.0.1:23457"]},"task":{"index":1,"type":"worker"}}
     "#);
     let spec = json!({"framework": "jax", "workers": 2, "command": ["python", "train.py"], "image": "acme/jax:1"});
     let cluster = Config::cluster();
     insta::assert_snapshot!(started(&pods(spec, &["a", "b"], &cluster)), @r"
     python train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       JAX_COORDINATOR_ADDRESS=j-0.j.default.svc:6666
       COORDINATOR_ADDRESS=j-0.j.default.svc
       COORDINATOR_PORT=6666
       NUM_PROCESSES=2
       PROCESS_ID=0
     python train.py
+      STOKE_CHECKPOINT_REQUEST=/run/stokehold/request/checkpoint
+      STOKE_STATUS_FILE=/run/stokehold/status/status.json
       JAX_COORDINATOR_ADDRESS=j-0.j.default.svc:6666
       COORDINATOR_ADDRESS=j-0.j.default.svc
       COORDINATOR_PORT=6666

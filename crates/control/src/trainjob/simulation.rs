@@ -12,6 +12,9 @@ use super::plan::Action;
 use super::workers::Worker;
 use crate::cluster;
 
+const CUDA: &str = "RuntimeError: CUDA out of memory. Tried to allocate 12.50 MiB (GPU 0; 10.92 GiB total capacity; 8.57 GiB already allocated; 9.28 MiB free)\n";
+const SHM: &str = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.\n";
+
 /// Small, seeded, and the same everywhere.
 struct Dice(u64);
 
@@ -55,6 +58,7 @@ impl Ledger {
             check_gang(stage, job);
         }
         check_room(stage);
+        check_profiles(stage);
     }
 
     /// Attempts follow each other one by one, an end that is on record stays, and every failure is counted once.
@@ -80,6 +84,13 @@ impl Ledger {
             } else {
                 assert_eq!(attempt.number, status.attempt, "an old attempt has no end");
             }
+        }
+        // A change is on record before the attempt that has it.
+        if let Some(attempt) = status.current_attempt().filter(|it| it.outcome.is_none()) {
+            assert_eq!(
+                attempt.tuning, status.tuning,
+                "an attempt without what was decided"
+            );
         }
         let failed = self
             .outcomes
@@ -123,6 +134,23 @@ fn check_gang(stage: &Stage, job: &TrainJob) {
             .all(|attempt| *attempt == status.attempt || Some(*attempt) == stopping),
         "pods before their record"
     );
+}
+
+/// A run is in one profile, once.
+fn check_profiles(stage: &Stage) {
+    for profile in stage.profiles.values() {
+        let keys: BTreeSet<&str> = profile.spec.history.iter().map(|run| &*run.key).collect();
+        assert_eq!(
+            keys.len(),
+            profile.spec.history.len(),
+            "a run was learned twice"
+        );
+        assert_eq!(
+            profile.spec.runs as usize,
+            keys.len(),
+            "a run was counted twice"
+        );
+    }
 }
 
 /// No node holds more than it has.
@@ -183,7 +211,7 @@ fn happens(stage: &mut Stage, dice: &mut Dice) {
         .as_ref()
         .and_then(|name| stage.pods[name].status.as_ref()?.phase.clone())
         .unwrap_or_default();
-    match (dice.roll(24), pod) {
+    match (dice.roll(27), pod) {
         (0..=6, Some(pod)) if phase == "Pending" => stage.run_pod(&pod),
         (7..=8, Some(pod)) if phase == "Running" => stage.end_pod(&pod, 0, "Completed"),
         (9, Some(pod)) if phase == "Running" => stage.end_pod(&pod, 1, "Error"),
@@ -216,6 +244,27 @@ fn happens(stage: &mut Stage, dice: &mut Dice) {
             }
         }
         (17..=18, Some(pod)) if phase == "Running" => stage.save(&pod),
+        (19, Some(pod)) if phase == "Running" => {
+            stage.risk(&pod);
+            // It may answer at once.
+            if dice.roll(2) == 0 {
+                stage.pass(1);
+                stage.save(&pod);
+            }
+        }
+        (20, Some(pod)) if phase == "Running" => {
+            let log = dice.pick(&[CUDA, SHM, "Traceback\nValueError: no\n"]);
+            stage
+                .logs
+                .insert(pod.clone(), log.unwrap_or_default().to_owned());
+            stage.end_pod(&pod, 1, "Error");
+        }
+        (21, Some(pod)) if matches!(phase.as_str(), "Succeeded" | "Failed") => {
+            let mib = 100 + dice.roll(400);
+            let killed = dice.roll(3) == 0;
+            let digest = json!({"samples": 9, "seconds": 9, "peakUnreclaimableBytes": mib << 20, "medianBytes": mib << 19, "oomKilled": killed});
+            stage.measure(&pod, digest);
+        }
         _ => stage.pass(dice.roll(20)),
     }
     stage.bury();
@@ -387,6 +436,7 @@ fn nothing_is_lost_or_doubled_whatever_happens() {
         Outcome::Suspended,
         Outcome::Preempted,
         Outcome::Resized,
+        Outcome::Restarted,
     ];
     let missing = all.iter().find(|outcome| !outcomes.contains(outcome));
     assert!(!many || missing.is_none(), "never seen: {missing:?}");

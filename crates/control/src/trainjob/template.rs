@@ -1,9 +1,9 @@
 //! A job's `template`, read strictly: what cannot be honoured is refused with its path, not dropped.
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, Volume};
 use serde_json::Value;
-use stoke_api::TrainJob;
 use stoke_api::names::{GPU_RESOURCE, WORKER_CONTAINER};
+use stoke_api::{Bytes, TrainJob};
 
 /// Why no pods can be made of a job. A person reads it in the job's status and changes the field it names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +70,48 @@ pub fn claims(job: &TrainJob) -> Vec<(String, String)> {
         Some((path, claim.as_str()?.to_owned()))
     });
     claims.collect()
+}
+
+/// What a template itself says of amounts that are chosen where it does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizes {
+    /// Of the memory at /dev/shm.
+    pub shm: Option<Bytes>,
+    /// The least local disk that a worker is limited to, in all or in one volume.
+    pub storage: Option<Bytes>,
+}
+
+/// Of a template that cannot be read, nothing.
+pub fn sizes(job: &TrainJob) -> Sizes {
+    let Ok(PodTemplateSpec {
+        spec: Some(spec), ..
+    }) = parse(job)
+    else {
+        return Sizes::default();
+    };
+    let Some(worker) = spec.containers.first() else {
+        return Sizes::default();
+    };
+    let mounts = || worker.volume_mounts.iter().flatten();
+    let volumes = || spec.volumes.iter().flatten();
+    let limit = |volume: &Volume, in_memory: bool| {
+        let source = volume.empty_dir.as_ref()?;
+        let is_memory = source.medium.as_deref() == Some("Memory");
+        let limit = source
+            .size_limit
+            .as_ref()
+            .filter(|_| is_memory == in_memory);
+        limit.and_then(|limit| Bytes::try_from(limit).ok())
+    };
+    let at_shm = mounts().find(|mount| mount.mount_path.trim_end_matches('/') == "/dev/shm");
+    let at_shm = at_shm.and_then(|mount| volumes().find(|volume| volume.name == mount.name));
+    let limits = worker.resources.as_ref().and_then(|it| it.limits.as_ref());
+    let own = limits.and_then(|limits| Bytes::try_from(limits.get("ephemeral-storage")?).ok());
+    let of_volumes = volumes().filter_map(|volume| limit(volume, false)).min();
+    Sizes {
+        shm: at_shm.and_then(|volume| limit(volume, true)),
+        storage: own.into_iter().chain(of_volumes).min(),
+    }
 }
 
 /// A template may speak of everything but the container, which Kubernetes' own type does not allow.

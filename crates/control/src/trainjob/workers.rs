@@ -1,6 +1,7 @@
 //! A job's pods, read as workers: which attempt and rank they are, how far they got, and what ended them.
 
 use jiff::{SignedDuration, Timestamp};
+use stoke_api::digest::ContainerDigest;
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated, may_still_start};
 
@@ -44,6 +45,10 @@ impl<'a> Worker<'a> {
             rank: pod.metadata.rank?,
             pod,
         })
+    }
+
+    pub fn uid(&self) -> &'a str {
+        self.pod.metadata.uid.as_deref().unwrap_or_default()
     }
 
     pub fn name(&self) -> &'a str {
@@ -193,7 +198,7 @@ impl<'a> Worker<'a> {
     }
 
     /// What is known of its end. `end` is what the caller knows beyond the pod itself.
-    pub fn evidence(&self, end: Option<End>, limit: Option<Bytes>) -> Evidence {
+    pub fn evidence(&self, end: Option<End>) -> Evidence {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
         let status = &self.pod.status;
         let mut conditions = status.conditions.iter();
@@ -205,7 +210,8 @@ impl<'a> Worker<'a> {
         } else {
             End::Ended
         };
-        let (peak, oom_kills) = self.measured();
+        let digest = self.pod.metadata.digest.as_deref();
+        let peak = digest.map(|digest| Bytes(digest.peak_bytes));
         Evidence {
             rank: self.rank,
             node: self.pod.node().unwrap_or_default().to_owned(),
@@ -217,30 +223,25 @@ impl<'a> Worker<'a> {
             },
             disruption,
             container: self.failed_container(),
-            limit,
-            peak,
-            oom_kills,
+            peak: peak.filter(|peak| peak.0 > 0),
+            oom_kills: digest.map_or(0, |digest| digest.oom_kills),
+            uid: text(&self.pod.metadata.uid),
             ..Evidence::default()
         }
     }
 
     pub fn is_measured(&self) -> bool {
-        self.pod.metadata.usage.is_some()
+        self.pod.metadata.digest.is_some()
     }
 
-    /// What its node measured of the worker: the most memory that it used, and how many of its processes the kernel killed for it.
-    fn measured(&self) -> (Option<Bytes>, u64) {
-        let usage = self.pod.metadata.usage.as_deref().unwrap_or_default();
-        let usage: serde_json::Value = serde_json::from_str(usage).unwrap_or_default();
-        let name = self.pod.spec.containers.first();
-        let worker = &usage["containers"][name.map_or("", AsRef::as_ref)];
-        let peaks = ["peakBytes", "recentPeakBytes"].map(|key| worker[key].as_u64());
-        let peak = peaks.into_iter().flatten().find(|peak| *peak > 0);
-        (peak.map(Bytes), worker["oomKills"].as_u64().unwrap_or(0))
+    /// What its node measured of the worker from its start to its end.
+    pub fn digest(&self) -> Option<&'a ContainerDigest> {
+        let digest = self.pod.metadata.digest.as_deref();
+        digest.filter(|digest| digest.samples > 0)
     }
 
     /// The worker container's end, or that of the init container that kept it from starting.
-    fn failed_container(&self) -> Option<Terminated> {
+    pub fn failed_container(&self) -> Option<Terminated> {
         let inits = self.pod.status.init_container_statuses.iter();
         let failed_init = inits
             .filter_map(|init| Some((init, ended(init)?)))

@@ -4,7 +4,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{self as core, Node, PersistentVolume, PersistentVolumeClaim};
 use serde::de::DeserializeOwned;
-use stoke_api::{Dataset, Queue, TrainJob};
+use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
 
 use super::{Wakes, World};
 use crate::mirror::{Change, Mirror, Mirrored};
@@ -102,6 +102,23 @@ impl Kind for Dataset {
 
     fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
         world.dataset_changed(change)
+    }
+}
+
+impl Kind for JobProfile {
+    type Seen = Self;
+
+    fn see(mut self) -> Self {
+        self.metadata.managed_fields = None;
+        self
+    }
+
+    fn mirror(world: &mut World) -> &mut Mirror<Self> {
+        &mut world.profiles
+    }
+
+    fn changed(world: &mut World, change: &Change<Self>) -> Wakes {
+        world.profile_changed(change)
     }
 }
 

@@ -174,6 +174,18 @@ impl Layout {
         Ok(Self { version, roots })
     }
 
+    /// The cgroup of a pod, if it is there and can be looked at.
+    pub fn find_pod(&self, uid: &str, qos: Option<Qos>) -> Option<PathBuf> {
+        let any = Container {
+            pod_uid: uid.to_owned(),
+            qos,
+            id: "any".to_owned(),
+        };
+        let places = self.roots.iter().flat_map(|root| candidates(root, &any));
+        let mut pods = places.filter_map(|path| path.parent().map(Path::to_owned));
+        pods.find(|path| path.is_dir())
+    }
+
     /// The cgroup of a container, if it is there. Where it is not found, and a place could not be looked at, that place is told.
     pub fn find(&self, container: &Container) -> Result<Option<PathBuf>, LayoutError> {
         let places = self

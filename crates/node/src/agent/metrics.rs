@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::deeds::Kind;
 use super::roster::{Roster, Shown};
 use crate::cgroup::MemorySample;
+use stoke_memory::Verdict;
 
 /// What the agent says of itself.
 #[derive(Debug, Clone, Copy, Default)]
@@ -12,6 +14,22 @@ pub(super) struct Own {
     pub(super) pass_seconds: f64,
     pub(super) digests_written: u64,
     pub(super) digests_failed: u64,
+    /// What was done for containers, and what was tried in vain, by kind.
+    done: [u64; Kind::ALL.len()],
+    failed: [u64; Kind::ALL.len()],
+}
+
+impl Own {
+    pub(super) fn count(&mut self, kind: Kind, is_done: bool) {
+        let counts = if is_done {
+            &mut self.done
+        } else {
+            &mut self.failed
+        };
+        if let Some(count) = counts.get_mut(kind as usize) {
+            *count += 1;
+        }
+    }
 }
 
 struct Family {
@@ -58,7 +76,7 @@ fn file(sample: &MemorySample) -> u64 {
         .saturating_add(sample.inactive_file_bytes)
 }
 
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 17] = [
     gauge(
         "usage_bytes",
         "All memory charged to the container, page cache included.",
@@ -120,6 +138,28 @@ const FAMILIES: [Family; 14] = [
         "pressure_full_seconds_total",
         "Time in which all processes waited for memory (cgroup v2).",
         |s| s.sample.pressure.map(|p| seconds(p.full_total_usec)),
+    ),
+    gauge(
+        "at_risk",
+        "1 while a worker may soon need more memory than it may have.",
+        |s| s.is_at_risk.map(|is| f64::from(u8::from(is))),
+    ),
+    gauge(
+        "leak_bytes_per_hour",
+        "How fast a worker leaks; absent while it does not.",
+        |s| match s.foreseen? {
+            Verdict::Leak { mib_per_hour, .. } => Some(mib_per_hour * f64::from(1 << 20)),
+            _ => None,
+        },
+    ),
+    gauge(
+        "seconds_to_limit",
+        "When a worker whose memory climbs is full; absent while it does not.",
+        |s| match s.foreseen? {
+            Verdict::Climbing { oom_in, .. } => Some(oom_in.seconds as f64),
+            Verdict::Leak { oom_in, .. } => oom_in.map(|span| span.seconds as f64),
+            _ => None,
+        },
     ),
 ];
 
@@ -186,6 +226,22 @@ pub(super) fn text(roster: &Roster, own: Own) -> String {
     ] {
         let _ = writeln!(text, "{name}{{result=\"{result}\"}} {count}");
     }
+    let name = "stoke_agent_memory_actions_total";
+    head(
+        &mut text,
+        name,
+        "counter",
+        "What was done for workers whose memory ran out.",
+    );
+    for (result, counts) in [("done", own.done), ("failed", own.failed)] {
+        for (kind, count) in Kind::ALL.into_iter().zip(counts) {
+            let action = kind.label();
+            let _ = writeln!(
+                text,
+                "{name}{{action=\"{action}\",result=\"{result}\"}} {count}"
+            );
+        }
+    }
     text
 }
 
@@ -221,9 +277,12 @@ fn escaped(value: &str) -> String {
 mod tests {
     use std::time::Duration;
 
+    use jiff::Timestamp;
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
+    use stoke_api::contract::JobStatus;
 
+    use super::super::neighbours::NodeLook;
     use super::super::roster::{Outcome, Reading, Scope};
     use super::*;
     use crate::cgroup::{CgroupSpec, CgroupVersion, Pressure};
@@ -256,19 +315,24 @@ mod tests {
         let outcome = Outcome::Measured {
             cgroup: Box::new(CgroupSpec::foreign(CgroupVersion::V2, "/x".into())),
             sample,
+            said: JobStatus::default(),
         };
         let reading = Reading {
             pod_uid: "u1".to_owned(),
             id: "a".to_owned(),
             outcome,
         };
-        roster.record(Duration::ZERO, vec![reading]);
-        let own = Own {
+        let node = NodeLook::default();
+        roster.record(Duration::ZERO, vec![reading], &node, Timestamp::UNIX_EPOCH);
+        let mut own = Own {
             passes: 7,
             pass_seconds: 0.002,
             digests_written: 1,
-            digests_failed: 0,
+            ..Own::default()
         };
+        own.count(Kind::Raise, true);
+        own.count(Kind::Raise, true);
+        own.count(Kind::AskCheckpoint, false);
         let text = text(&roster, own);
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         insta::assert_snapshot!(samples.join("\n"), @r#"
@@ -292,8 +356,16 @@ mod tests {
         stoke_agent_pass_seconds 0.002
         stoke_agent_digests_total{result="written"} 1
         stoke_agent_digests_total{result="failed"} 0
+        stoke_agent_memory_actions_total{action="raise",result="done"} 2
+        stoke_agent_memory_actions_total{action="give_back",result="done"} 0
+        stoke_agent_memory_actions_total{action="ask_checkpoint",result="done"} 0
+        stoke_agent_memory_actions_total{action="tell",result="done"} 0
+        stoke_agent_memory_actions_total{action="raise",result="failed"} 0
+        stoke_agent_memory_actions_total{action="give_back",result="failed"} 0
+        stoke_agent_memory_actions_total{action="ask_checkpoint",result="failed"} 1
+        stoke_agent_memory_actions_total{action="tell",result="failed"} 0
         "#);
-        assert_eq!(text.matches("# TYPE ").count(), FAMILIES.len() + 5);
+        assert_eq!(text.matches("# TYPE ").count(), FAMILIES.len() + 6);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use stoke_api::names::MEMORY_DIGEST_ANNOTATION;
 use tokio::sync::mpsc;
 
 use super::Shared;
+use super::deeds::Who;
 use super::roster::Report;
 
 /// How long a stopping agent waits for what is being written.
@@ -43,7 +44,7 @@ impl Writer {
                 Err(error) => {
                     own.digests_failed += 1;
                     let causes = crate::causes::chain(&error);
-                    let Report { namespace, pod, .. } = &report;
+                    let Who { namespace, pod, .. } = &report.who;
                     tracing::warn!(namespace, pod, error = causes, "a digest is not written");
                 }
             }
@@ -69,11 +70,15 @@ impl Writer {
             .map_err(|error| Failed::ForGood(kube::Error::SerdeError(error)))?;
         // With the uid: a pod of the same name that came after it is not meant.
         let patch = json!({"metadata": {
-            "uid": report.uid, "annotations": {MEMORY_DIGEST_ANNOTATION: text}
+            "uid": report.who.uid, "annotations": {MEMORY_DIGEST_ANNOTATION: text}
         }});
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &report.namespace);
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &report.who.namespace);
         let patched = pods
-            .patch_metadata(&report.pod, &PatchParams::default(), &Patch::Merge(&patch))
+            .patch_metadata(
+                &report.who.pod,
+                &PatchParams::default(),
+                &Patch::Merge(&patch),
+            )
             .await;
         match patched {
             Ok(_) => Ok(()),

@@ -1,24 +1,39 @@
-//! Who is on this node: the containers that run, what was measured of them, and what is told when one ends.
+//! Who is on this node: the containers that run, what was measured of them, what is to be done for them, and what is told when one
+//! ends.
 //!
 //! A synchronous value, fed by the watch of pods and by the sampler. Invariant: it holds nothing of a container that has
 //! ended but its digest, and nothing of a pod that is gone.
 
+mod entry;
+mod seen;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use stoke_api::digest::{ContainerDigest, PodDigest};
-use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, RANK_LABEL};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use stoke_api::contract::JobStatus;
+use stoke_api::digest::PodDigest;
+use stoke_memory::Verdict;
+use stoke_memory::guard::{Neighbour, NodeGuard, Shortage};
 
-use super::digest::Digest;
+use super::deeds::{Change, Deed, Who};
 use super::layout::{Container, Qos};
+use super::neighbours::{NodeLook, Place};
+use super::outbox::Outbox;
 use crate::cgroup::{CgroupSpec, MemorySample};
+use crate::vigil::{self, Vigil};
 
-/// On a pod that a kubelet read from a file: the uid under which it keeps it, which is not the API's.
-const STATIC_HASH: &str = "kubernetes.io/config.hash";
-const STATIC_MARK: &str = "kubernetes.io/config.mirror";
+use entry::{Around, Entry, Running};
+use seen::{
+    annotated_risk, asked_limit, bare_id, cgroup_uid, end_of, is_running, labels, objection,
+    promised, statuses,
+};
+
 /// Digests kept of one pod; its containers are few, and an annotation is to stay small.
 const DIGESTS_MAX: usize = 8;
+/// A raise goes through the API server and the kubelet before the kernel hears of it.
+const REACT: Duration = Duration::from_secs(3);
 
 /// Whose pods are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,19 +47,11 @@ pub(super) struct Roster {
     scope: Scope,
     /// By the API's uid.
     pods: HashMap<String, Entry>,
+    node: NodeGuard,
+    shortage: Option<Shortage>,
 }
 
-#[derive(Debug)]
-struct Entry {
-    labels: Labels,
-    cgroup_uid: String,
-    qos: Option<Qos>,
-    /// By the runtime's id: a restarted container is another one.
-    running: BTreeMap<String, Running>,
-    ended: BTreeMap<String, ContainerDigest>,
-}
-
-/// Who a pod is, in metrics and in patches.
+/// Who a pod is, in metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Labels {
     pub(super) namespace: String,
@@ -55,18 +62,6 @@ pub(super) struct Labels {
     pub(super) rank: String,
 }
 
-#[derive(Debug)]
-struct Running {
-    name: String,
-    cgroup: Option<CgroupSpec>,
-    latest: Option<MemorySample>,
-    digest: Digest,
-    /// Why it cannot be measured, once that lasts.
-    trouble: Option<String>,
-    /// Passes in a row in which it was not found.
-    missed: u32,
-}
-
 /// What the sampler has to look at.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Target {
@@ -74,6 +69,10 @@ pub(super) struct Target {
     pub(super) container: Container,
     /// Where it was the last time.
     pub(super) cgroup: Option<CgroupSpec>,
+    /// It is the worker of a job, whose program may say where it is.
+    pub(super) is_worker: bool,
+    /// What it used when it was last looked at, page cache included.
+    pub(super) usage: u64,
 }
 
 /// What the sampler found.
@@ -85,10 +84,15 @@ pub(super) struct Reading {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are measured, and they live for a moment"
+)]
 pub(super) enum Outcome {
     Measured {
         cgroup: Box<CgroupSpec>,
         sample: MemorySample,
+        said: JobStatus,
     },
     /// It is not there: not made yet, or gone already.
     Absent,
@@ -99,9 +103,7 @@ pub(super) enum Outcome {
 /// A digest to be written on a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Report {
-    pub(super) namespace: String,
-    pub(super) pod: String,
-    pub(super) uid: String,
+    pub(super) who: Who,
     pub(super) digest: PodDigest,
 }
 
@@ -111,6 +113,9 @@ pub(super) struct Shown<'a> {
     pub(super) container: &'a str,
     pub(super) sample: &'a MemorySample,
     pub(super) peak: u64,
+    /// Of the worker of a job: whether its memory is in danger.
+    pub(super) is_at_risk: Option<bool>,
+    pub(super) foreseen: Option<&'a Verdict>,
 }
 
 impl Roster {
@@ -118,6 +123,8 @@ impl Roster {
         Self {
             scope,
             pods: HashMap::new(),
+            node: NodeGuard::default(),
+            shortage: None,
         }
     }
 
@@ -126,14 +133,22 @@ impl Roster {
         let uid = pod.metadata.uid.clone()?;
         let labels = labels(pod);
         let is_ours = !labels.job.is_empty();
-        if !is_ours && self.scope == Scope::Jobs {
-            self.pods.remove(&uid);
-            return None;
-        }
+        let is_measured = is_ours || self.scope == Scope::AllPods;
         let entry = self.pods.entry(uid.clone()).or_insert_with(|| Entry {
+            who: Who {
+                namespace: labels.namespace.clone(),
+                pod: labels.pod.clone(),
+                uid: uid.clone(),
+            },
             labels,
             cgroup_uid: cgroup_uid(pod, &uid),
             qos: None,
+            promised: 0,
+            worker: vigil::terms(pod, REACT),
+            risk: vigil::own_risk(annotated_risk(pod).as_ref()),
+            told: annotated_risk(pod),
+            outbox: Outbox::default(),
+            objection: None,
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
         });
@@ -141,6 +156,10 @@ impl Roster {
         entry.qos = status
             .and_then(|status| status.qos_class.as_deref())
             .and_then(Qos::parse);
+        entry.promised = promised(pod);
+        if !is_measured {
+            return None;
+        }
         let running: BTreeMap<String, String> = statuses(pod)
             .filter(|status| is_running(status))
             .filter_map(|status| Some((bare_id(status)?, status.name.clone())))
@@ -150,7 +169,9 @@ impl Roster {
             if running.contains_key(id) {
                 return true;
             }
-            if let Some(digest) = container.digest.told(id) {
+            let (ran, oom_killed) = end_of(pod, id);
+            container.vigil.end(None, ran, oom_killed);
+            if let Some(digest) = container.vigil.told(id) {
                 has_news |=
                     entry.ended.len() < DIGESTS_MAX || entry.ended.contains_key(&container.name);
                 if has_news {
@@ -160,19 +181,28 @@ impl Roster {
             false
         });
         for (id, name) in running {
-            entry.running.entry(id).or_insert_with(|| Running {
-                name,
-                cgroup: None,
-                latest: None,
-                digest: Digest::default(),
-                trouble: None,
-                missed: 0,
+            let worker = entry.worker.as_ref().filter(|(worker, _)| *worker == name);
+            let terms = worker.map(|(_, terms)| *terms);
+            let is_in_danger = vigil::is_danger(entry.risk.as_ref());
+            entry.running.entry(id).or_insert_with(|| {
+                let mut vigil = Vigil::new(terms);
+                if is_in_danger {
+                    vigil.was_in_danger();
+                }
+                Running {
+                    name,
+                    cgroup: None,
+                    latest: None,
+                    vigil,
+                    sought: None,
+                    trouble: None,
+                    missed: 0,
+                }
             });
         }
+        entry.hear(objection(pod), asked_limit(pod));
         (has_news && is_ours).then(|| Report {
-            namespace: entry.labels.namespace.clone(),
-            pod: entry.labels.pod.clone(),
-            uid,
+            who: entry.who.clone(),
             digest: PodDigest {
                 containers: entry.ended.clone(),
             },
@@ -190,9 +220,54 @@ impl Roster {
         self.pods.retain(|uid, _| uids.contains(uid));
     }
 
+    /// What can be done now. What is not done comes again.
+    pub(super) fn due(&mut self) -> Vec<Deed> {
+        let all = self.pods.values_mut().flat_map(|entry| {
+            let resize = entry.outbox.next_resize();
+            let telling = entry.outbox.next_telling(&entry.who);
+            resize.into_iter().chain(telling)
+        });
+        all.collect()
+    }
+
+    /// What was due is done, or nothing came of it.
+    pub(super) fn done(&mut self, deed: &Deed, failure: Option<&str>) {
+        let Some(entry) = self.pods.get_mut(&deed.who.uid) else {
+            return;
+        };
+        entry.outbox.done(deed, failure.is_none());
+        let Some(why) = failure else {
+            return;
+        };
+        match deed.change {
+            Change::Resize(_) if !entry.outbox.has_newer_size() => entry.refuse(why),
+            Change::Annotate(_) if deed.asks_for_checkpoint() => entry.ask_again(),
+            _ => {}
+        }
+    }
+
+    /// What has waited for the like of it.
+    pub(super) fn next_after(&mut self, deed: &Deed) -> Option<Deed> {
+        let entry = self.pods.get_mut(&deed.who.uid)?;
+        entry.outbox.next_after(deed)
+    }
+
     pub(super) fn targets(&self) -> Vec<Target> {
+        self.targets_where(|_| true)
+    }
+
+    /// Those that may be full before the next second is over, and for whom something can be done.
+    pub(super) fn alert(&self) -> Vec<Target> {
+        self.targets_where(Vigil::is_alert)
+    }
+
+    fn targets_where(&self, is_wanted: fn(&Vigil) -> bool) -> Vec<Target> {
         let targets = self.pods.iter().flat_map(|(uid, entry)| {
-            entry.running.iter().map(|(id, running)| Target {
+            let wanted = entry
+                .running
+                .iter()
+                .filter(move |(_, running)| is_wanted(&running.vigil));
+            wanted.map(|(id, running)| Target {
                 pod_uid: uid.clone(),
                 container: Container {
                     pod_uid: entry.cgroup_uid.clone(),
@@ -200,55 +275,84 @@ impl Roster {
                     id: id.clone(),
                 },
                 cgroup: running.cgroup.clone(),
+                is_worker: entry.worker_name() == Some(&running.name),
+                usage: running.latest.map_or(0, |sample| sample.usage_bytes),
             })
         });
         targets.collect()
     }
 
-    /// What was found at `at`, since any fixed moment. Gives what is to be logged: each trouble once.
-    pub(super) fn record(&mut self, at: Duration, readings: Vec<Reading>) -> Vec<String> {
-        /// A cgroup appears a moment after its container is said to run, and goes a moment before it is said to have ended.
-        const MISSED_MAX: u32 = 10;
-        let mut news = Vec::new();
-        for reading in readings {
-            let Some(entry) = self.pods.get_mut(&reading.pod_uid) else {
-                continue;
-            };
-            // It may have ended between the look and now.
-            let Some(running) = entry.running.get_mut(&reading.id) else {
-                continue;
-            };
-            let trouble = match reading.outcome {
-                Outcome::Measured { cgroup, sample } => {
-                    running.digest.add(at, &sample);
-                    running.latest = Some(sample);
-                    running.cgroup = Some(*cgroup);
-                    running.missed = 0;
-                    running.trouble = None;
-                    continue;
-                }
-                Outcome::Absent => {
-                    running.cgroup = None;
-                    running.latest = None;
-                    running.missed = running.missed.saturating_add(1);
-                    if running.missed < MISSED_MAX {
-                        continue;
-                    }
-                    "its cgroup is not found".to_owned()
-                }
-                Outcome::Unreadable(why) => {
-                    running.latest = None;
-                    why
-                }
-            };
-            if running.trouble.as_ref() != Some(&trouble) {
-                let Labels { namespace, pod, .. } = &entry.labels;
-                let name = &running.name;
-                news.push(format!("{namespace}/{pod} container {name}: {trouble}"));
-                running.trouble = Some(trouble);
+    /// The pods that are not measured and have a claim on the node, if there is anyone for whom that matters.
+    pub(super) fn strangers(&self) -> Vec<Place> {
+        let mut all = self.pods.values().flat_map(|entry| entry.running.values());
+        if !all.any(|running| running.vigil.is_alert()) {
+            return Vec::new();
+        }
+        let others = self
+            .pods
+            .iter()
+            .filter(|(_, entry)| entry.running.is_empty() && entry.promised > 0);
+        let places = others.map(|(uid, entry)| Place {
+            uid: uid.clone(),
+            cgroup_uid: entry.cgroup_uid.clone(),
+            qos: entry.qos,
+        });
+        places.collect()
+    }
+
+    /// The node as a whole at `at`, since any fixed moment. Once a second.
+    pub(super) fn judge(&mut self, at: Duration, look: &NodeLook, now: Timestamp) {
+        self.shortage = self
+            .node
+            .observe(at, look.total, look.available, look.reserve);
+        for entry in self.pods.values_mut() {
+            entry.outbox.pass();
+            // Every time: some have just begun, and some say what was so before this process was.
+            if !entry.running.is_empty() {
+                entry.tell(self.shortage.as_ref(), now);
             }
         }
-        news
+    }
+
+    /// What was found at `at`, since any fixed moment. Gives what is to be logged: each trouble once.
+    pub(super) fn record(
+        &mut self,
+        at: Duration,
+        readings: Vec<Reading>,
+        look: &NodeLook,
+        now: Timestamp,
+    ) -> Vec<String> {
+        let mut around = Around {
+            at,
+            now,
+            look,
+            shortage: self.shortage,
+            neighbours: self.neighbours(look),
+        };
+        let mut lines = Vec::new();
+        for reading in readings {
+            // It may have ended between the look and now.
+            if let Some(entry) = self.pods.get_mut(&reading.pod_uid) {
+                lines.extend(entry.record(reading, &mut around));
+            }
+        }
+        lines
+    }
+
+    /// Everyone on the node, with what is theirs.
+    fn neighbours(&self, look: &NodeLook) -> HashMap<String, Neighbour> {
+        let all = self.pods.iter().map(|(uid, entry)| {
+            let vigils = || entry.running.values().map(|running| &running.vigil);
+            let sum = |of: fn(&Vigil) -> u64| vigils().map(of).fold(0, u64::saturating_add);
+            let measured = sum(Vigil::used);
+            let neighbour = Neighbour {
+                promised: entry.promised,
+                lent: sum(Vigil::lent),
+                used: look.used.get(uid).copied().unwrap_or(measured),
+            };
+            (uid.clone(), neighbour)
+        });
+        all.collect()
     }
 
     /// Containers that were measured, in a fixed order.
@@ -258,11 +362,14 @@ impl Roster {
             .values()
             .flat_map(|entry| {
                 entry.running.values().filter_map(|running| {
+                    let is_worker = entry.worker_name() == Some(&running.name);
                     Some(Shown {
                         labels: &entry.labels,
                         container: &running.name,
                         sample: running.latest.as_ref()?,
-                        peak: running.digest.peak(),
+                        peak: running.vigil.peak(),
+                        is_at_risk: is_worker.then_some(entry.told.is_some()),
+                        foreseen: running.vigil.foreseen(),
                     })
                 })
             })
@@ -284,228 +391,5 @@ impl Roster {
     }
 }
 
-fn labels(pod: &Pod) -> Labels {
-    let label = |key: &str| {
-        let labels = pod.metadata.labels.as_ref();
-        labels
-            .and_then(|labels| labels.get(key))
-            .cloned()
-            .unwrap_or_default()
-    };
-    Labels {
-        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-        pod: pod.metadata.name.clone().unwrap_or_default(),
-        job: label(JOB_LABEL),
-        attempt: label(ATTEMPT_LABEL),
-        rank: label(RANK_LABEL),
-    }
-}
-
-fn cgroup_uid(pod: &Pod, uid: &str) -> String {
-    let annotation = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
-    let hash = annotation(STATIC_MARK).and_then(|_| annotation(STATIC_HASH));
-    hash.unwrap_or_else(|| uid.to_owned())
-}
-
-fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
-    let status = pod.status.as_ref();
-    let all = status.map(|status| {
-        [
-            &status.container_statuses,
-            &status.init_container_statuses,
-            &status.ephemeral_container_statuses,
-        ]
-    });
-    all.into_iter().flatten().flatten().flatten()
-}
-
-fn is_running(status: &ContainerStatus) -> bool {
-    status
-        .state
-        .as_ref()
-        .is_some_and(|state| state.running.is_some())
-}
-
-/// `containerd://9f86d0...` without its scheme.
-fn bare_id(status: &ContainerStatus) -> Option<String> {
-    let (_, id) = status.container_id.as_deref()?.split_once("://")?;
-    (!id.is_empty()).then(|| id.to_owned())
-}
-
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::cgroup::CgroupVersion;
-
-    fn pod(job: Option<&str>, containers: &[(&str, &str, bool)]) -> Pod {
-        let statuses: Vec<_> = containers
-            .iter()
-            .map(|(name, id, runs)| {
-                let state = if *runs {
-                    json!({"running": {}})
-                } else {
-                    json!({"terminated": {"exitCode": 0}})
-                };
-                json!({"name": name, "containerID": format!("containerd://{id}"), "state": state,
-                       "ready": true, "restartCount": 0, "image": "", "imageID": ""})
-            })
-            .collect();
-        let mut labels = json!({});
-        if let Some(job) = job {
-            labels = json!({JOB_LABEL: job, ATTEMPT_LABEL: "1", RANK_LABEL: "0"});
-        }
-        serde_json::from_value(json!({
-            "metadata": {"name": "gpt-1-0", "namespace": "ml", "uid": "u1", "labels": labels},
-            "status": {"qosClass": "Burstable", "containerStatuses": statuses}
-        }))
-        .unwrap()
-    }
-
-    fn measured(id: &str, bytes: u64) -> Vec<Reading> {
-        vec![Reading {
-            pod_uid: "u1".to_owned(),
-            id: id.to_owned(),
-            outcome: Outcome::Measured {
-                cgroup: Box::new(CgroupSpec::foreign(CgroupVersion::V2, "/x".into())),
-                sample: MemorySample {
-                    usage_bytes: bytes,
-                    working_set_bytes: bytes,
-                    ..MemorySample::default()
-                },
-            },
-        }]
-    }
-
-    #[test]
-    fn a_container_is_told_of_once_when_it_ends() {
-        let mut roster = Roster::new(Scope::Jobs);
-        assert_eq!(
-            roster.observe(&pod(Some("gpt"), &[("worker", "a", true)])),
-            None
-        );
-        assert_eq!(roster.targets()[0].container.qos, Some(Qos::Burstable));
-        roster.record(Duration::ZERO, measured("a", 5 << 20));
-        roster.record(Duration::from_secs(1), measured("a", 3 << 20));
-        assert_eq!(roster.shown()[0].peak, 5 << 20);
-
-        let report = roster.observe(&pod(Some("gpt"), &[("worker", "a", false)]));
-        let report = report.expect("it ended");
-        let digest = &report.digest.containers["worker"];
-        assert_eq!((digest.peak_bytes, digest.samples), (5 << 20, 2));
-        assert_eq!(roster.running(), 0);
-        assert_eq!(
-            roster.observe(&pod(Some("gpt"), &[("worker", "a", false)])),
-            None,
-            "once"
-        );
-        // A reading that was under way when it ended.
-        assert!(
-            roster
-                .record(Duration::from_secs(2), measured("a", 1))
-                .is_empty()
-        );
-    }
-
-    #[test]
-    fn a_restarted_container_is_another_one() {
-        let mut roster = Roster::new(Scope::Jobs);
-        roster.observe(&pod(
-            Some("gpt"),
-            &[("worker", "a", true), ("proxy", "p", true)],
-        ));
-        roster.record(Duration::ZERO, measured("a", 100));
-        let report = roster.observe(&pod(
-            Some("gpt"),
-            &[("worker", "b", true), ("proxy", "p", true)],
-        ));
-        assert_eq!(
-            report.expect("the first ended").digest.containers["worker"].id,
-            "a"
-        );
-        assert_eq!(roster.running(), 2);
-        roster.record(Duration::from_secs(9), measured("b", 7));
-        let report = roster.observe(&pod(
-            Some("gpt"),
-            &[("worker", "b", false), ("proxy", "p", true)],
-        ));
-        let digest = report.expect("the second ended").digest;
-        assert_eq!(digest.containers["worker"].peak_bytes, 7);
-        assert_eq!(digest.containers.len(), 1, "the proxy runs on");
-    }
-
-    #[test]
-    fn only_jobs_are_measured_unless_all_are_wanted() {
-        let stranger = pod(None, &[("web", "a", true)]);
-        let mut roster = Roster::new(Scope::Jobs);
-        roster.observe(&stranger);
-        assert_eq!(roster.running(), 0);
-        let mut roster = Roster::new(Scope::AllPods);
-        roster.observe(&stranger);
-        assert_eq!(roster.running(), 1);
-        roster.record(Duration::ZERO, measured("a", 1));
-        let ended = roster.observe(&pod(None, &[("web", "a", false)]));
-        assert_eq!(ended, None, "nothing is written on a stranger's pod");
-    }
-
-    #[test]
-    fn a_static_pod_is_kept_under_its_files_hash() {
-        let mut mirror = pod(None, &[("etcd", "a", true)]);
-        mirror.metadata.annotations = Some(
-            [(STATIC_HASH, "abc123"), (STATIC_MARK, "abc123")]
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .into(),
-        );
-        let mut roster = Roster::new(Scope::AllPods);
-        roster.observe(&mirror);
-        assert_eq!(roster.targets()[0].container.pod_uid, "abc123");
-        assert_eq!(roster.targets()[0].pod_uid, "u1");
-    }
-
-    #[test]
-    fn trouble_is_told_once_and_gone_pods_are_forgotten() {
-        let mut roster = Roster::new(Scope::Jobs);
-        let running = pod(Some("gpt"), &[("worker", "a", true)]);
-        roster.observe(&running);
-        let absent = || {
-            vec![Reading {
-                pod_uid: "u1".to_owned(),
-                id: "a".to_owned(),
-                outcome: Outcome::Absent,
-            }]
-        };
-        let mut told = Vec::new();
-        for second in 0..30 {
-            told.extend(roster.record(Duration::from_secs(second), absent()));
-        }
-        assert_eq!(
-            told,
-            ["ml/gpt-1-0 container worker: its cgroup is not found"]
-        );
-        assert_eq!(roster.troubled(), 1);
-        roster.record(Duration::from_secs(31), measured("a", 1));
-        assert_eq!(roster.troubled(), 0);
-        roster.keep_only(&BTreeSet::from(["u1".to_owned()]));
-        assert_eq!(roster.running(), 1);
-        roster.keep_only(&BTreeSet::new());
-        assert_eq!(roster.running(), 0);
-        roster.observe(&running);
-        roster.forget(&running);
-        assert_eq!(roster.running(), 0);
-    }
-
-    #[test]
-    fn a_pod_full_of_containers_keeps_a_small_annotation() {
-        let mut roster = Roster::new(Scope::Jobs);
-        for n in 0..40 {
-            let (name, id) = (format!("c{n}"), format!("i{n}"));
-            roster.observe(&pod(Some("gpt"), &[(&name, &id, true)]));
-            roster.record(Duration::ZERO, measured(&id, 1));
-        }
-        let report = roster.observe(&pod(Some("gpt"), &[]));
-        assert_eq!(report, None, "there is no room for more");
-        let ended = &roster.pods["u1"].ended;
-        assert_eq!(ended.len(), DIGESTS_MAX);
-    }
-}
+mod tests;

@@ -1,29 +1,63 @@
 //! One look at every container's cgroup. Files are read, nothing is remembered but the layout.
+//!
+//! Most of the time a second between two looks is enough. A container for which something can be done is glanced at in between: one number,
+//! and a whole look only where it has moved.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use stoke_api::contract::{JobStatus, STATUS_VOLUME};
+
 use super::layout::{Layout, LayoutError};
+use super::neighbours::{NodeLook, Place};
 use super::roster::{Outcome, Reading, Target};
 use crate::causes;
 use crate::cgroup::{CgroupError, CgroupSpec};
+use crate::status_file;
 
 /// A tree is walked again this often at most, when a container is not found in the one we know.
 const REDETECT: Duration = Duration::from_secs(10);
+const MOVED_MIN_BYTES: u64 = 1 << 20;
+
+/// What is to be looked at.
+pub(super) enum Work {
+    /// Those whose use has moved, of these.
+    Glance(Vec<Target>),
+    /// All of these, the node, and if it is time for that, pods that are not measured.
+    Pass {
+        targets: Vec<Target>,
+        strangers: Option<Vec<Place>>,
+    },
+}
+
+impl Work {
+    pub(super) fn is_nothing(&self) -> bool {
+        matches!(self, Self::Glance(targets) if targets.is_empty())
+    }
+}
+
+pub(super) struct Found {
+    pub(super) readings: Vec<Reading>,
+    pub(super) node: Option<NodeLook>,
+    pub(super) has_strangers: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Sampler {
     mount: PathBuf,
+    /// Where the kubelet keeps its pods' volumes, if we may look there.
+    volumes: Option<PathBuf>,
     layout: Layout,
     detected: Instant,
 }
 
 impl Sampler {
-    pub(super) fn new(mount: PathBuf) -> Result<Self, LayoutError> {
+    pub(super) fn new(mount: PathBuf, volumes: Option<PathBuf>) -> Result<Self, LayoutError> {
         Ok(Self {
             layout: Layout::detect(&mount)?,
             mount,
+            volumes,
             detected: Instant::now(),
         })
     }
@@ -33,7 +67,25 @@ impl Sampler {
     }
 
     /// Blocks on the file system, which is the kernel's own and answers at once.
-    pub(super) fn pass(&mut self, targets: Vec<Target>) -> Vec<Reading> {
+    pub(super) fn work(&mut self, work: Work) -> Found {
+        match work {
+            Work::Glance(targets) => Found {
+                readings: self.glance(targets),
+                node: None,
+                has_strangers: false,
+            },
+            Work::Pass { targets, strangers } => Found {
+                readings: self.pass(targets),
+                node: Some(NodeLook::take(
+                    &self.layout,
+                    strangers.as_deref().unwrap_or_default(),
+                )),
+                has_strangers: strangers.is_some(),
+            },
+        }
+    }
+
+    fn pass(&mut self, targets: Vec<Target>) -> Vec<Reading> {
         let mut readings: Vec<Reading> = Vec::with_capacity(targets.len());
         for target in targets {
             let outcome = self.look(&target);
@@ -56,6 +108,37 @@ impl Sampler {
         readings
     }
 
+    /// A whole look at those whose use has moved noticeably since the last, and only at them.
+    fn glance(&self, targets: Vec<Target>) -> Vec<Reading> {
+        let moved = |target: &Target| {
+            let cgroup = target.cgroup.as_ref()?;
+            let usage = cgroup.usage_bytes()?;
+            let step = (target.usage / 64).max(MOVED_MIN_BYTES);
+            (usage.abs_diff(target.usage) >= step).then_some(())
+        };
+        let moved = targets.into_iter().filter(|it| moved(it).is_some());
+        moved
+            .map(|target| Reading {
+                outcome: self.look(&target),
+                pod_uid: target.pod_uid,
+                id: target.container.id,
+            })
+            .collect()
+    }
+
+    /// What the program of a worker says of itself, where we may look.
+    fn said(&self, target: &Target) -> JobStatus {
+        let volumes = self.volumes.as_ref().filter(|_| target.is_worker);
+        let said = volumes.and_then(|volumes| {
+            let pod = volumes.join(&target.container.pod_uid);
+            status_file::read(
+                &pod.join("volumes/kubernetes.io~empty-dir")
+                    .join(STATUS_VOLUME),
+            )
+        });
+        said.unwrap_or_default()
+    }
+
     fn look(&self, target: &Target) -> Outcome {
         let cgroup = match &target.cgroup {
             Some(known) => known.clone(),
@@ -69,6 +152,7 @@ impl Sampler {
             Ok(sample) => Outcome::Measured {
                 cgroup: Box::new(cgroup),
                 sample,
+                said: self.said(target),
             },
             Err(CgroupError::Read { source, .. }) if is_gone(&source) => Outcome::Absent,
             Err(CgroupError::Read { path, source }) => {
@@ -90,6 +174,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use stoke_memory::Sample;
+
     use super::super::layout::{Container, Qos};
     use super::*;
 
@@ -109,6 +195,8 @@ mod tests {
                 id: id.to_owned(),
             },
             cgroup: None,
+            is_worker: true,
+            usage: 0,
         }
     }
 
@@ -142,7 +230,7 @@ mod tests {
                 ),
             ],
         );
-        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
         let readings = sampler.pass(vec![target("a"), target("gone")]);
         let seen = sample(&readings[0]);
         assert_eq!((seen.usage_bytes, seen.working_set_bytes), (1000, 900));
@@ -177,7 +265,7 @@ mod tests {
                 ("memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n"),
                 (
                     "memory.stat",
-                    "anon 600\nfile 300\nkernel 70\nshmem 40\ninactive_file 100\nactive_file 160\n",
+                    "anon 600\nfile 300\nkernel 70\nslab_reclaimable 30\nshmem 40\ninactive_file 100\nactive_file 160\n",
                 ),
                 (
                     "memory.pressure",
@@ -185,7 +273,7 @@ mod tests {
                 ),
             ],
         );
-        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
         let seen = sample(&sampler.pass(vec![target("a")])[0]);
         assert_eq!((seen.usage_bytes, seen.working_set_bytes), (1000, 900));
         assert_eq!((seen.limit_bytes, seen.peak_bytes), (None, None));
@@ -194,6 +282,9 @@ mod tests {
             (1, 3, 6)
         );
         assert_eq!(seen.pressure.map(|p| p.some_total_usec), Some(1_234_567));
+        let known = Sample::from(&seen);
+        assert_eq!(known.unreclaimable(), 600 + 40 + 70 - 30);
+        assert_eq!(known.cache(), 260);
         // It ends between two looks.
         fs::remove_dir_all(&own).unwrap();
         let known = Target {
@@ -207,6 +298,37 @@ mod tests {
     }
 
     #[test]
+    fn a_glance_looks_only_at_what_has_moved() {
+        let tree = tempfile::tempdir().unwrap();
+        write(tree.path(), &[("cgroup.controllers", "memory")]);
+        let pod = tree.path().join("kubepods/burstable/podu1");
+        let used = |id: &str, mebibytes: u64| {
+            write(
+                &pod.join(id),
+                &[("memory.current", &(mebibytes << 20).to_string())],
+            );
+        };
+        used("a", 100);
+        used("b", 100);
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
+        let at = |id: &str| Target {
+            cgroup: Some(CgroupSpec::foreign(sampler.layout().version, pod.join(id))),
+            usage: 100 << 20,
+            ..target(id)
+        };
+        let targets = vec![at("a"), at("b"), at("gone")];
+        let glance = |sampler: &mut Sampler| sampler.work(Work::Glance(targets.clone())).readings;
+        assert!(glance(&mut sampler).is_empty(), "nothing has moved");
+        used("b", 104);
+        let readings = glance(&mut sampler);
+        assert_eq!(readings.len(), 1);
+        assert_eq!(
+            (readings[0].id.as_str(), sample(&readings[0]).usage_bytes),
+            ("b", 104 << 20)
+        );
+    }
+
+    #[test]
     fn what_cannot_be_read_is_told_and_hides_no_other() {
         let tree = tempfile::tempdir().unwrap();
         write(tree.path(), &[("cgroup.controllers", "memory")]);
@@ -214,7 +336,7 @@ mod tests {
         // A directory where a file should be: unreadable for everyone, root included.
         fs::create_dir_all(pod.join("a/memory.current")).unwrap();
         write(&pod.join("b"), &[("memory.current", "5")]);
-        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
         let readings = sampler.pass(vec![target("a"), target("b")]);
         assert!(
             matches!(&readings[0].outcome, Outcome::Unreadable(why) if why.contains("memory.current"))
@@ -230,7 +352,7 @@ mod tests {
         fs::create_dir(tree.path().join("kubepods")).unwrap();
         // A link to itself: closed to everyone, root included.
         std::os::unix::fs::symlink(&class, &class).unwrap();
-        let mut sampler = Sampler::new(tree.path().to_owned()).unwrap();
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
         let readings = sampler.pass(vec![target("a")]);
         assert!(
             matches!(&readings[0].outcome, Outcome::Unreadable(why) if why.contains("cannot read") && why.contains("podu1/a")),

@@ -110,6 +110,22 @@ pub(super) fn set_memory_limit(dirs: &Dirs, bytes: u64) -> Result<(), CgroupErro
     }
 }
 
+/// The kernel then lets whoever touches a page wait until there is room, and refuses what cannot wait.
+pub(super) fn hold(dirs: &Dirs, hold: bool) -> Result<(), CgroupError> {
+    let value = if hold { "1" } else { "0" };
+    write_if_present(&dirs.memory.join("memory.oom_control"), value)
+}
+
+pub(super) fn is_holding(dirs: &Dirs) -> bool {
+    let control = fs::read_to_string(dirs.memory.join("memory.oom_control")).unwrap_or_default();
+    holds(&control)
+}
+
+fn holds(oom_control: &str) -> bool {
+    let is_on = |key: &str| keyed(oom_control, key) == Some(1);
+    is_on("oom_kill_disable") && is_on("under_oom")
+}
+
 pub(super) fn memory(dirs: &Dirs) -> Result<MemorySample, CgroupError> {
     let dir = &dirs.memory;
     let usage_bytes = read(&dir.join("memory.usage_in_bytes"))?
@@ -124,6 +140,7 @@ pub(super) fn memory(dirs: &Dirs) -> Result<MemorySample, CgroupError> {
             .unwrap_or(0)
     };
     let inactive_file_bytes = total("inactive_file");
+    let oom_control = fs::read_to_string(dir.join("memory.oom_control")).unwrap_or_default();
     Ok(MemorySample {
         usage_bytes,
         working_set_bytes: usage_bytes.saturating_sub(inactive_file_bytes),
@@ -134,9 +151,11 @@ pub(super) fn memory(dirs: &Dirs) -> Result<MemorySample, CgroupError> {
         active_file_bytes: total("active_file"),
         inactive_file_bytes,
         kernel_bytes: number(&dir.join("memory.kmem.usage_in_bytes")).unwrap_or(0),
+        kernel_reclaimable_bytes: 0,
         swap_bytes: total("swap"),
-        oom_kills: oom_kills(dirs),
+        oom_kills: keyed(&oom_control, "oom_kill").unwrap_or(0),
         limit_events: number(&dir.join("memory.failcnt")).unwrap_or(0),
+        held: holds(&oom_control),
         pressure: None,
     })
 }

@@ -80,6 +80,21 @@ pub(super) fn set_memory_limit(path: &Path, bytes: u64) -> Result<(), CgroupErro
     write_if_present(&path.join("memory.swap.max"), "0")
 }
 
+/// How far below the limit the kernel begins to slow down whoever still takes memory: the nearer to the limit the more, until it takes
+/// minutes to get there.
+pub(super) fn brake(limit_bytes: u64) -> u64 {
+    limit_bytes - limit_bytes / 8
+}
+
+pub(super) fn hold(path: &Path, limit_bytes: u64, hold: bool) -> Result<(), CgroupError> {
+    let value = if hold {
+        brake(limit_bytes).to_string()
+    } else {
+        "max".to_owned()
+    };
+    write_if_present(&path.join("memory.high"), &value)
+}
+
 pub(super) fn memory(path: &Path) -> Result<MemorySample, CgroupError> {
     let usage_bytes = read(&path.join("memory.current"))?
         .trim()
@@ -89,6 +104,14 @@ pub(super) fn memory(path: &Path) -> Result<MemorySample, CgroupError> {
     let events = fs::read_to_string(path.join("memory.events")).unwrap_or_default();
     let of = |name: &str| keyed(&stat, name).unwrap_or(0);
     let inactive_file_bytes = of("inactive_file");
+    // Kernels before 5.18 do not sum it up.
+    let kernel_bytes = keyed(&stat, "kernel").unwrap_or_else(|| {
+        of("slab") + of("kernel_stack") + of("pagetables") + of("percpu") + of("sock")
+    });
+    let kernel_reclaimable_bytes = of("slab_reclaimable");
+    let high = number(&path.join("memory.high"));
+    let unreclaimable =
+        (of("anon") + of("shmem") + kernel_bytes).saturating_sub(kernel_reclaimable_bytes);
     Ok(MemorySample {
         usage_bytes,
         working_set_bytes: usage_bytes.saturating_sub(inactive_file_bytes),
@@ -98,13 +121,13 @@ pub(super) fn memory(path: &Path) -> Result<MemorySample, CgroupError> {
         shmem_bytes: of("shmem"),
         active_file_bytes: of("active_file"),
         inactive_file_bytes,
-        // Kernels before 5.18 do not sum it up.
-        kernel_bytes: keyed(&stat, "kernel").unwrap_or_else(|| {
-            of("slab") + of("kernel_stack") + of("pagetables") + of("percpu") + of("sock")
-        }),
+        kernel_bytes,
+        kernel_reclaimable_bytes,
         swap_bytes: number(&path.join("memory.swap.current")).unwrap_or(0),
         oom_kills: keyed(&events, "oom_kill").unwrap_or(0),
         limit_events: keyed(&events, "max").unwrap_or(0),
+        // Page cache above it is taken back in passing; what cannot be is what slows processes down.
+        held: high.is_some_and(|high| unreclaimable >= high),
         pressure: fs::read_to_string(path.join("memory.pressure"))
             .ok()
             .and_then(|text| pressure(&text)),

@@ -15,7 +15,15 @@ impl Worker {
         self.shared.release(&self.uid);
         let mut backoff = Backoff::new();
         loop {
-            let written = self.publish().await;
+            let told = match self.shim.take() {
+                Some(status) => {
+                    let told = self.tell_digests(&status).await;
+                    self.shim = Some(status);
+                    told
+                }
+                None => true,
+            };
+            let written = self.publish().await && told;
             if self.is_leaving() {
                 break;
             }

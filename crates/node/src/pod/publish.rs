@@ -108,33 +108,43 @@ impl Worker {
             return;
         }
         let indices: Vec<String> = self.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
-        self.annotate(GPU_DEVICES_ANNOTATION, indices.join(","))
+        self.annotate(GPU_DEVICES_ANNOTATION, Some(indices.join(",")))
             .await;
     }
 
     pub(super) async fn publish_usage(&mut self, usage: &Usage) {
         if let Ok(text) = serde_json::to_string(usage) {
-            self.annotate(USAGE_ANNOTATION, text).await;
+            self.annotate(USAGE_ANNOTATION, Some(text)).await;
         }
     }
 
-    /// Tells when the newest checkpoint was written, once for each.
-    pub(super) async fn publish_checkpoint(&mut self) {
-        let Some(dir) = checkpoint::directory(&self.pod, &self.shared.claims.borrow()) else {
-            return;
+    /// Tells when the newest checkpoint was written, once for each. What its program says is believed at once; what is found may be half
+    /// written for as long as a container runs.
+    pub(super) async fn publish_checkpoint(&mut self, is_running: bool) {
+        let now = Timestamp::now();
+        let settled = if is_running {
+            now.checked_sub(checkpoint::SETTLES_IN).unwrap_or(now)
+        } else {
+            Timestamp::MAX
         };
-        let newest = tokio::task::spawn_blocking(move || checkpoint::newest(&dir)).await;
-        let Some(newest) = newest.ok().flatten().map(|at| at.to_string()) else {
-            return;
-        };
-        if self.pod.annotations().get(LAST_CHECKPOINT_ANNOTATION) != Some(&newest) {
-            self.annotate(LAST_CHECKPOINT_ANNOTATION, newest).await;
+        let mut newest = self.watched.checkpoint();
+        let directory = checkpoint::directory(&self.pod, &self.shared.claims.borrow());
+        if let Some(dir) = directory {
+            let find = move || checkpoint::newest(&dir, settled);
+            let found = tokio::task::spawn_blocking(find).await;
+            newest = newest.max(found.ok().flatten());
+        }
+        let told = self.pod.annotations().get(LAST_CHECKPOINT_ANNOTATION);
+        if let Some(newest) = newest.filter(|newest| is_newer(*newest, told)) {
+            let text = newest.to_string();
+            self.annotate(LAST_CHECKPOINT_ANNOTATION, Some(text)).await;
         }
     }
 
-    async fn annotate(&mut self, name: &str, value: String) {
+    /// Writes an annotation, or takes it away. False if that must be tried again.
+    pub(super) async fn annotate(&mut self, name: &str, value: Option<String>) -> bool {
         if self.gone {
-            return;
+            return true;
         }
         let patch = json!({"metadata": {"uid": self.uid, "annotations": {name: value}}});
         let params = PatchParams::default();
@@ -143,12 +153,23 @@ impl Worker {
             .patch(&self.pod.name_any(), &params, &Patch::Merge(patch))
             .await
         {
-            Ok(pod) => self.pod = Arc::new(pod),
+            Ok(pod) => {
+                self.pod = Arc::new(pod);
+                true
+            }
             Err(error) => {
                 tracing::debug!(pod = self.pod.name_any(), name, error = %chain(&error), "an annotation could not be written");
+                let is_gone = matches!(&error, kube::Error::Api(status) if status.is_not_found());
+                is_gone
             }
         }
     }
+}
+
+/// Whether a checkpoint is news. A file that is older than what a program said of it does not take that back.
+fn is_newer(newest: Timestamp, told: Option<&String>) -> bool {
+    let told = told.and_then(|told| told.parse::<Timestamp>().ok());
+    told.is_none_or(|told| told < newest)
 }
 
 /// The merge patch from one status to the other, `None` if there is nothing to change.
@@ -207,6 +228,17 @@ mod tests {
             status_patch(None, &after),
             Some(json!({"phase": "Running", "hostIP": "1.2.3.4"}))
         );
+    }
+
+    #[test]
+    fn a_checkpoint_is_not_taken_back() {
+        let said: Timestamp = "2026-01-01T00:00:05.7Z".parse().expect("a time");
+        let of_file: Timestamp = "2026-01-01T00:00:05Z".parse().expect("a time");
+        assert!(is_newer(of_file, None));
+        assert!(is_newer(said, Some(&of_file.to_string())));
+        assert!(!is_newer(of_file, Some(&said.to_string())));
+        assert!(!is_newer(said, Some(&said.to_string())), "told once");
+        assert!(is_newer(of_file, Some(&"nonsense".to_owned())));
     }
 
     #[test]

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::ResourceExt;
+use stoke_api::names::JOB_LABEL;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::notice::{Notice, notices};
 use super::publish::grace_seconds;
+use super::watched::Deed;
 use super::{Backoff, Next, Stopping, Worker};
 use crate::causes::chain;
 use crate::checkpoint;
@@ -30,6 +32,8 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const REFRESH_EVERY: Duration = Duration::from_secs(60);
 /// How often the checkpoint directory is looked into.
 const CHECKPOINTS_EVERY: Duration = Duration::from_secs(10);
+/// The same while one was asked for.
+const AWAITED_EVERY: Duration = Duration::from_millis(250);
 /// An evicted pod gets a moment, no more: it is harming others.
 const EVICTION_GRACE_SECONDS: u64 = 1;
 /// How long beyond the grace period a shim may take to end a pod before it is killed itself.
@@ -39,6 +43,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Longer than any pod lives. What a pod asks for may be more than a clock can hold.
 const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const REPORTS_MAX: usize = 32;
+const DEEDS_MAX: usize = 8;
 
 /// What is under way while a pod is supervised. Dropping it ends its tasks.
 struct Watchers {
@@ -46,6 +51,7 @@ struct Watchers {
     reports: mpsc::Receiver<Report>,
     report_to: mpsc::Sender<Report>,
     usage: mpsc::Receiver<crate::usage::Usage>,
+    deeds: mpsc::Receiver<Deed>,
     disk: mpsc::Receiver<(DiskUse, Duration)>,
     disk_to: mpsc::Sender<(DiskUse, Duration)>,
     /// By container: the run that is being probed.
@@ -75,14 +81,14 @@ impl Worker {
         let mut watchers = self.watch();
         let now = Instant::now();
         let mut due = Due {
-            disk: storage::is_limited(&self.pod).then_some(now),
+            disk: self.measures_disk().then_some(now),
             refresh: volumes::has_refreshable(&self.pod).then(|| now + REFRESH_EVERY),
-            checkpoint: checkpoint::directory(&self.pod, &self.shared.claims.borrow())
-                .map(|_| now + CHECKPOINTS_EVERY),
+            checkpoint: self.knows_checkpoints().then(|| now + CHECKPOINTS_EVERY),
             deadline: self.deadline(),
             again: None,
         };
         let mut released = self.shared.released.subscribe();
+        let mut shortage = self.shared.commons.shortage();
         loop {
             let deferred = matches!(self.resize, Some(Resize::Deferred(_)));
             let kill_at = self.stopping.map(|stopping| stopping.kill_at);
@@ -94,7 +100,14 @@ impl Worker {
                 () = self.intent_changed() => {
                     due.deadline = self.deadline();
                     self.consider_resize().await;
+                    self.show_requests().await;
                 }
+                Some(deed) = watchers.deeds.recv() => {
+                    self.act(deed).await;
+                    due.checkpoint = due.checkpoint.map(|due| due.min(Instant::now() + AWAITED_EVERY));
+                }
+                // It is told below.
+                Ok(()) = shortage.changed() => {}
                 Some(report) = watchers.reports.recv() => self.hear(report).await,
                 Some(usage) = watchers.usage.recv() => self.publish_usage(&usage).await,
                 Some((usage, again)) = watchers.disk.recv() => {
@@ -110,8 +123,11 @@ impl Worker {
                     self.refresh_files().await;
                 }
                 () = at(due.checkpoint) => {
-                    due.checkpoint = Some(Instant::now() + CHECKPOINTS_EVERY);
-                    self.publish_checkpoint().await;
+                    let is_awaited = self.risk.as_ref().is_some_and(|risk| risk.checkpoint_asked_at.is_some());
+                    let again = if is_awaited { AWAITED_EVERY } else { CHECKPOINTS_EVERY };
+                    due.checkpoint = Some(Instant::now() + again);
+                    let is_running = self.shim.as_ref().is_none_or(ShimStatus::is_running);
+                    self.publish_checkpoint(is_running).await;
                 }
                 () = at(due.deadline), if self.fate.is_none() => {
                     self.shared.events.normal(&self.about, "DeadlineExceeded", Fate::DeadlineExceeded.message());
@@ -121,37 +137,49 @@ impl Worker {
                 () = at(due.again) => {
                     due.again = None;
                     self.consider_resize().await;
+                    self.show_requests().await;
                 }
                 () = at(kill_at) => self.kill_shim(),
             }
             let stopped = self.stop_if_due().await;
             let written = self.publish().await;
             self.publish_gpus().await;
+            let told = self.tell_risk().await;
+            let shown = self.is_request_shown();
             let resizing = matches!(self.resize, Some(Resize::InProgress(_)));
-            if (!stopped || !written || resizing) && due.again.is_none() {
+            if (!stopped || !written || !told || !shown || resizing) && due.again.is_none() {
                 due.again = Some(Instant::now() + AGAIN_AFTER);
             }
         }
+    }
+
+    /// Whether there is a place that tells of checkpoints: where they are kept, or where the program says that it wrote one.
+    fn knows_checkpoints(&self) -> bool {
+        let directory = checkpoint::directory(&self.pod, &self.shared.claims.borrow());
+        directory.is_some() || self.watched.has_status()
     }
 
     fn watch(&self) -> Watchers {
         let (status_to, statuses) = mpsc::channel(1);
         let (report_to, reports) = mpsc::channel(REPORTS_MAX);
         let (usage_to, usage) = mpsc::channel(1);
+        let (deeds_to, deeds) = mpsc::channel(DEEDS_MAX);
         let (disk_to, disk) = mpsc::channel(1);
         let follower = tokio::spawn(follow(self.dir.path().to_owned(), status_to)).abort_handle();
         let sampler = Sampler {
             pod_dir: self.dir.path().to_owned(),
             gpus: self.gpus.clone(),
             source: self.shared.gpu_source.clone(),
+            watched: self.watched.clone(),
         };
         // It ends by itself once nobody listens.
-        tokio::spawn(sampler.run(usage_to));
+        tokio::spawn(sampler.run(usage_to, deeds_to));
         Watchers {
             statuses,
             reports,
             report_to,
             usage,
+            deeds,
             disk,
             disk_to,
             probes: BTreeMap::new(),
@@ -173,6 +201,7 @@ impl Worker {
         }
         self.probe(&status, watchers);
         self.reconnect = Backoff::new();
+        self.tell_digests(&status).await;
         self.shim = Some(status);
         if self.resize.is_some() {
             self.consider_resize().await;
@@ -384,7 +413,13 @@ impl Worker {
         });
     }
 
+    /// What a job uses of the disk is learned from; others are only held to their limits.
+    fn measures_disk(&self) -> bool {
+        storage::is_limited(&self.pod) || self.pod.labels().contains_key(JOB_LABEL)
+    }
+
     fn judge_disk(&mut self, usage: &DiskUse) {
+        self.watched.storage(usage.total());
         if self.fate.is_none()
             && let Some(message) = storage::excess(&self.pod_as_granted(), usage)
         {
@@ -395,13 +430,13 @@ impl Worker {
         }
     }
 
-    /// Brings files of configMaps and secrets up to date. What is missing by now stays as it was.
-    async fn refresh_files(&self) {
+    /// Brings files of configMaps and secrets up to date. What is missing by now stays as it was. False if they could not be brought.
+    pub(super) async fn refresh_files(&self) -> bool {
         let sources = match self.sources(&spec::references(&self.pod)).await {
             Ok(sources) => sources,
             Err(error) => {
                 tracing::debug!(pod = self.pod.name_any(), error = %chain(&error), "a pod's configuration could not be read again");
-                return;
+                return false;
             }
         };
         let (pod, dir, shared) = (self.pod_as_granted(), self.dir.clone(), self.shared.clone());
@@ -409,9 +444,10 @@ impl Worker {
             volumes::refresh(&pod, &dir, &shared.facts, &sources)
         })
         .await;
-        if let Ok(Err(error)) = refreshed {
-            tracing::debug!(pod = self.pod.name_any(), error = %chain(&error), "a pod's files could not be refreshed");
+        if let Ok(Err(error)) = &refreshed {
+            tracing::debug!(pod = self.pod.name_any(), error = %chain(error), "a pod's files could not be refreshed");
         }
+        matches!(refreshed, Ok(Ok(_)))
     }
 
     /// The shim's end of the connection closed: it left, died, or only the connection broke.

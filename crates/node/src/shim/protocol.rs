@@ -111,6 +111,9 @@ pub struct ContainerSpec {
     pub mounts: Vec<Mount>,
     #[serde(default)]
     pub memory_limit_bytes: Option<u64>,
+    /// What the node may raise the limit to. Below it, who reaches the limit waits a moment for that before it is killed.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// Becomes the cgroup's weight, as a kubelet converts it.
     #[serde(default)]
     pub cpu_request_millis: Option<u64>,
@@ -175,6 +178,12 @@ impl ShimStatus {
             .iter()
             .chain(&self.containers)
             .find(|status| status.name == name)
+    }
+
+    /// Whether any of its containers runs, init containers not counted.
+    pub fn is_running(&self) -> bool {
+        let mut states = self.containers.iter().map(|status| &status.state);
+        states.any(|state| matches!(state, ContainerState::Running { .. }))
     }
 }
 

@@ -25,6 +25,9 @@ use crate::logs::write::{Writer, pump};
 /// on without. Reached only by processes stuck in the kernel and by a disk that hangs.
 const LEFTOVERS_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long a container whose limit may be raised waits for that. A node that is there raises it within one.
+pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
+
 const SIGKILL: i32 = 9;
 const EXIT_START_ERROR: i32 = 128;
 
@@ -36,6 +39,8 @@ pub(super) struct Run {
     pub oom_kills: u64,
     oom_kills_before: u64,
     peak_bytes: Option<u64>,
+    /// Since when it was seen to wait at its limit.
+    pub held_since: Option<Instant>,
     /// When the grace period is over.
     pub kill_at: Option<Instant>,
     /// Given by a `Kill`, or by the guard.
@@ -97,6 +102,7 @@ impl Run {
                 pids_max: container.pids_max,
             };
             cgroup.create(&limits).map_err(|error| with_cause(&error))?;
+            hold(cgroup, container);
         }
         let log = crate::logs::path(dir, &container.name, restart);
         let writer = Writer::open(&log, pod.log_max_bytes, pod.log_max_files)
@@ -127,6 +133,7 @@ impl Run {
             oom_kills_before: cgroup.as_ref().map_or(0, CgroupSpec::oom_kills),
             cgroup,
             peak_bytes: None,
+            held_since: None,
             kill_at: None,
             kill_reason: None,
             handshake: None,
@@ -274,6 +281,22 @@ impl Run {
         std::mem::replace(&mut self.oom_kills, kills) != kills
     }
 
+    /// Who waits at the limit for longer than it takes to raise it is waited for no more: then the kernel does what it does.
+    pub(super) fn let_go_if_held(&mut self, limit: Option<u64>, now: Instant) {
+        let (Some(cgroup), Some(limit)) = (&self.cgroup, limit) else {
+            return;
+        };
+        if !cgroup.is_holding() {
+            self.held_since = None;
+            return;
+        }
+        let since = *self.held_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= HELD_MAX {
+            // Where this fails the group is gone, and nobody waits.
+            let _ = cgroup.hold(limit, false);
+        }
+    }
+
     /// Memory of the run: from its cgroup, else summed over its processes.
     pub(super) fn sample(
         &mut self,
@@ -359,6 +382,14 @@ impl Run {
             peak_memory_bytes: None,
             oom_kills: 0,
         }
+    }
+}
+
+/// Lets a container wait at its limit where that may be raised, and nowhere else. It is a help and no promise, so a kernel that cannot
+/// is none the worse.
+pub(super) fn hold(cgroup: &CgroupSpec, container: &ContainerSpec) {
+    if let (Some(limit), Some(max)) = (container.memory_limit_bytes, container.memory_max_bytes) {
+        let _ = cgroup.hold(limit, limit < max);
     }
 }
 

@@ -20,7 +20,7 @@ use super::processes;
 use super::protocol::{
     ContainerSpec, ContainerState, Exit, RestartPolicy, ShimSpec, ShimStatus, reason,
 };
-use super::run::{Orphans, Run, RunId, kill_pid, over_limit, start_error, with_cause};
+use super::run::{HELD_MAX, Orphans, Run, RunId, kill_pid, over_limit, start_error, with_cause};
 use super::serve::{Asked, Board};
 
 mod answer;
@@ -406,13 +406,16 @@ impl Supervisor {
             for slot in &mut self.slots {
                 if let Phase::Active(run) = &mut slot.phase {
                     run.look_at_memory();
+                    if slot.spec.memory_max_bytes.is_some() {
+                        run.let_go_if_held(slot.spec.memory_limit_bytes, now);
+                    }
                 }
             }
         }
         if self.spec.cgroup.is_none() && self.guard_at <= now {
             self.guard_at = now + GUARD_EVERY;
             for slot in &mut self.slots {
-                guard(slot, orphans);
+                guard(slot, orphans, now);
             }
         }
     }
@@ -483,17 +486,24 @@ fn end_strays() {
     }
 }
 
-/// Kills a container that uses more memory than it may, where no cgroup does.
-fn guard(slot: &mut Slot, orphans: &Orphans) {
+/// Kills a container that uses more memory than it may, where no cgroup does. One whose limit may be raised is given a moment for that.
+fn guard(slot: &mut Slot, orphans: &Orphans, now: Instant) {
+    let may_be_raised = slot.spec.memory_max_bytes > slot.spec.memory_limit_bytes;
     let (Some(limit), Phase::Active(run)) = (slot.spec.memory_limit_bytes, &mut slot.phase) else {
         return;
     };
     if run.is_ending() {
         return;
     }
-    if let Ok(sample) = run.sample(Some(limit), orphans)
-        && sample.usage_bytes > limit
-    {
+    let Ok(sample) = run.sample(Some(limit), orphans) else {
+        return;
+    };
+    if sample.usage_bytes <= limit {
+        run.held_since = None;
+        return;
+    }
+    let since = *run.held_since.get_or_insert(now);
+    if !may_be_raised || now.saturating_duration_since(since) >= HELD_MAX {
         let message = format!(
             "{}: {} MiB in use",
             over_limit(Some(limit)),

@@ -130,7 +130,12 @@ fn status(observed: &Observed<'_>, container: &Container, hold: Waiting) -> Cont
 /// One id for each run, so that who keeps the last one seen notices a restart.
 fn container_id(observed: &Observed<'_>, container: &str, restart: u32) -> String {
     let uid = observed.pod.metadata.uid.as_deref().unwrap_or_default();
-    format!("stokehold://{uid}/{container}/{restart}")
+    format!("stokehold://{}", bare_container_id(uid, container, restart))
+}
+
+/// The same without its scheme.
+pub(crate) fn bare_container_id(uid: &str, container: &str, restart: u32) -> String {
+    format!("{uid}/{container}/{restart}")
 }
 
 fn waiting(observed: &Observed<'_>, hold: Waiting) -> ContainerState {

@@ -1,4 +1,4 @@
-//! Samples a pod's containers once a second, through its shim.
+//! Samples a pod's containers once a second, through its shim, and more often while one of them may need help at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, sleep_until};
 
 use super::{ContainerUsage, GpuUsage, Usage};
 use crate::gpu::{Gpu, GpuSource};
+use crate::pod::watched::{Deed, Watched};
 use crate::shim::Connection;
 use crate::shim::protocol::{self, Request, Response};
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// While memory grows towards a limit that can be raised.
+const SAMPLE_QUICKLY: Duration = Duration::from_millis(200);
 /// Ten minutes of samples a container.
 const SAMPLES_MAX: usize = 600;
 /// A shim that does not answer for this long is asked again on a new connection.
@@ -24,26 +27,47 @@ pub(crate) struct Sampler {
     pub(crate) pod_dir: PathBuf,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) source: Arc<dyn GpuSource>,
+    pub(crate) watched: Watched,
 }
 
 impl Sampler {
-    /// Samples until nobody listens; hands in what is worth publishing.
-    pub(crate) async fn run(self, publish: mpsc::Sender<Usage>) {
-        let mut tick = tokio::time::interval(SAMPLE_EVERY);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    /// Samples until nobody listens; hands in what is worth publishing and what is to be done.
+    pub(crate) async fn run(self, publish: mpsc::Sender<Usage>, deeds: mpsc::Sender<Deed>) {
         let mut shim: Option<Connection> = None;
         let mut history = History::default();
         let mut published: Option<(Usage, Instant)> = None;
+        let mut next = Instant::now();
+        let mut whole_second = next;
         loop {
             tokio::select! {
                 () = publish.closed() => return,
-                _ = tick.tick() => {}
+                () = sleep_until(next) => {}
             }
+            let now = Instant::now();
+            next = now + SAMPLE_EVERY;
             let Some(containers) = self.ask(&mut shim).await else {
                 continue;
             };
-            history.add(Instant::now(), &containers);
+            for deed in self.watched.look(&containers) {
+                // One that acts more slowly than memory grows is told anew at a later look.
+                if let Err(error) = deeds.try_send(deed) {
+                    self.watched.left_out(error.into_inner());
+                }
+            }
+            if self.watched.is_urgent() {
+                next = now + SAMPLE_QUICKLY;
+            }
+            if now < whole_second {
+                continue;
+            }
+            whole_second = now + SAMPLE_EVERY;
+            history.add(now, &containers);
             let now = self.usage(&history, &containers);
+            for gpu in &now.gpus {
+                if let Some(bytes) = gpu.memory_bytes {
+                    self.watched.gpu(&gpu.id, bytes, SAMPLE_EVERY);
+                }
+            }
             let outdated = match &published {
                 Some((before, at)) => before.is_outdated_by(&now, at.elapsed()),
                 // The first picture waits for a second sample, without which there is no CPU use to tell.

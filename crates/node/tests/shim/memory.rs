@@ -22,6 +22,11 @@ pub const CASES: &[Case] = &[
         a_shell_that_reports_its_killed_child,
     ),
     case("the_limit_can_be_raised_live", the_limit_can_be_raised_live),
+    case_for_all(
+        "who_reaches_a_limit_that_may_be_raised_waits_for_it",
+        who_reaches_a_limit_waits,
+    ),
+    case_for_all("who_waits_in_vain_is_killed", who_waits_in_vain_is_killed),
     case("a_kill_carries_its_reason", a_kill_carries_its_reason),
     case("orphan_cgroups_are_removed", orphan_cgroups_are_removed),
 ];
@@ -206,6 +211,42 @@ fn the_limit_can_be_raised_live() -> Outcome {
         pod.status().containers[0].memory_limit_bytes,
         Some(400 * MIB)
     );
+    Outcome::Passed
+}
+
+fn raisable(mebibytes: &str, then: &str) -> Pod {
+    let mut spec = allocating(mebibytes, then);
+    spec.memory_limit_bytes = Some(64 * MIB);
+    spec.memory_max_bytes = Some(512 * MIB);
+    Pod::of(spec)
+}
+
+fn who_reaches_a_limit_waits() -> Outcome {
+    let pod = raisable("200", "sleep").start();
+    pod.wait_running("main");
+    // Not at the limit by then, at the limit, or just beyond it where nobody but the shim holds it.
+    wait_until("it needs more", || {
+        let Ok(Response::Usage { containers }) = pod.ask(Request::Usage) else {
+            return false;
+        };
+        let memory = containers.first().map(|container| container.memory);
+        memory.is_some_and(|memory| memory.held || memory.usage_bytes > 62 * MIB)
+    });
+    let request = Request::SetMemoryLimit {
+        container: "main".to_owned(),
+        bytes: 400 * MIB,
+    };
+    assert_eq!(pod.ask(request).expect("answered"), Response::Done);
+    wait_until("it has what it wants", || {
+        pod.log("main", 0).contains("allocated 200")
+    });
+    Outcome::Passed
+}
+
+fn who_waits_in_vain_is_killed() -> Outcome {
+    let status = raisable("200", "sleep").start().wait_finished();
+    let exit = exit_in(&status, "main");
+    assert_eq!((exit.exit_code, exit.reason.as_str()), (137, "OOMKilled"));
     Outcome::Passed
 }
 

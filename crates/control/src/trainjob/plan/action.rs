@@ -4,6 +4,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use stoke_api::JobProfile;
 
 use super::Telling;
 use crate::cluster;
@@ -27,6 +28,14 @@ pub enum Action {
     DeleteJob {
         uid: String,
     },
+    /// Asks a worker for a checkpoint, with a text that says when it was wanted.
+    AskToSave {
+        name: String,
+        uid: String,
+        text: String,
+    },
+    /// Puts into a profile what runs used; on condition that it is as it was read, or is not there.
+    Learn(Box<JobProfile>),
     Tell(Telling),
 }
 
@@ -48,6 +57,13 @@ impl fmt::Display for Action {
             }
             Self::DeletePod { name, .. } => write!(f, "delete pod {name}"),
             Self::DeleteJob { .. } => f.write_str("delete the job"),
+            Self::AskToSave { name, .. } => write!(f, "ask pod {name} for a checkpoint"),
+            Self::Learn(profile) => write!(
+                f,
+                "learn {}: {} runs",
+                name(&profile.metadata.name),
+                profile.spec.runs
+            ),
             Self::Tell(telling) => write!(f, "tell {telling}"),
         }
     }

@@ -7,6 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::trainjob::{Attempt, Outcome, Phase};
 use stoke_api::{Reason, Span};
 
+use stoke_memory::Diagnosis;
+
 use super::ending::Ending;
 use super::{Action, Turn, after, telling};
 use crate::trainjob::rendezvous::fnv;
@@ -18,11 +20,12 @@ impl Turn<'_> {
             outcome,
             exit,
             reason,
-            message,
+            mut message,
             at,
             last_phase,
             avoid,
             preemption,
+            diagnosis,
         } = ending;
         let Some(attempt) = self.status.attempts.last_mut() else {
             return;
@@ -36,13 +39,18 @@ impl Turn<'_> {
             self.status.ran_seconds +=
                 u64::try_from(at.duration_since(running.0).as_secs()).unwrap_or(0);
         }
+        attempt.diagnosis = diagnosis.as_ref().map(Diagnosis::finding);
         self.status.failures += u32::from(outcome == Outcome::Failed);
         self.status.ready = telling::none_of(attempt.nodes.len());
+        let last_phase = last_phase.or_else(|| {
+            message = self.recover(diagnosis.as_ref()?).err()?;
+            Some(Phase::Failed)
+        });
         match (last_phase, outcome) {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
             // It has done nothing wrong, and goes on as soon as there is room.
-            (None, Outcome::Preempted | Outcome::Resized) => {
+            (None, Outcome::Preempted | Outcome::Resized | Outcome::Restarted) => {
                 self.status.next_attempt_at = None;
                 self.say(Phase::Restarting, reason, message);
             }
@@ -115,13 +123,15 @@ impl Turn<'_> {
     }
 
     /// The job is over: nothing of it runs on, and in time it goes itself.
-    pub(super) fn retire(&mut self) {
+    pub(super) fn retire(&mut self, learns_until: Option<Timestamp>) {
         self.stop(|_| true);
         let finished = self.status.finished_at.as_ref().map(|time| time.0);
         let Some((at, Span { seconds })) = finished.zip(self.job.spec.ttl) else {
             return;
         };
+        // What it used is on its pods, and they go with it.
         let due = after(at, Duration::from_secs(seconds));
+        let due = learns_until.map_or(due, |until| due.max(until));
         match &self.job.metadata.uid {
             Some(uid) if due <= self.now => {
                 self.actions.push(Action::DeleteJob { uid: uid.clone() });

@@ -8,6 +8,7 @@ use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Exit, Outcome, Phase, Preemption};
 use stoke_memory::{Blame, Diagnosis, End, Evidence, NOT_STARTED, diagnose};
 
+use super::evidence::evidence;
 use super::{Turn, after, telling};
 use crate::config::Home;
 use crate::trainjob::workers::{Hold, Stage, Worker};
@@ -25,11 +26,13 @@ pub struct Ending {
     pub avoid: Vec<String>,
     /// Who gets its room, where that ended it.
     pub preemption: Option<Preemption>,
+    /// What a worker died of, where that ended it.
+    pub diagnosis: Option<Diagnosis>,
 }
 
 /// When one worker is out of memory the others soon lose their connection to it, and are seen to fail first as often as not. Ends
 /// this close together are one end, and the one that explains the others is its cause.
-const SAME_END: SignedDuration = SignedDuration::from_secs(10);
+pub const SAME_END: SignedDuration = SignedDuration::from_secs(10);
 
 /// How long a scheduler may refuse a worker. What placement did not know of is seldom gone in a moment, and the rest of the gang
 /// holds its GPUs meanwhile.
@@ -71,6 +74,7 @@ pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         .or_else(|| late(turn, attempt, &ranks))
         .or_else(|| changed(turn, attempt, &ranks))
         .or_else(|| refused(turn, attempt))
+        .or_else(|| turn.saved_in_time(attempt))
 }
 
 fn succeeded(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
@@ -93,6 +97,7 @@ fn succeeded(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -
         last_phase: Some(Phase::Complete),
         avoid: Vec::new(),
         preemption: None,
+        diagnosis: None,
     })
 }
 
@@ -106,10 +111,9 @@ fn failed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> O
     };
     let ended = |worker: &Worker<'_>| worker.finished_at().unwrap_or(turn.now);
     let first = failed().map(ended).min()?;
-    let limit = attempt.memory.as_ref().map(|sizing| sizing.limit);
     let (worker, diagnosis) = failed()
         .filter(|worker| ended(worker).duration_since(first) <= SAME_END)
-        .map(|worker| (worker, diagnose(&worker.evidence(None, limit))))
+        .map(|worker| (worker, diagnose(&evidence(turn, attempt, worker))))
         .min_by_key(|(worker, diagnosis)| (explains(diagnosis), ended(worker), worker.rank))?;
     let at = not_after(turn, Some(ended(worker)));
     if explains(&diagnosis) > UNEXPLAINED_MAX
@@ -133,7 +137,7 @@ const UNEXPLAINED_MAX: u8 = 2;
 /// How well an end explains the ends of others; less is better.
 fn explains(diagnosis: &Diagnosis) -> u8 {
     match (diagnosis.reason, diagnosis.blame) {
-        (Reason::OutOfMemory, _) => 0,
+        (Reason::OutOfMemory | Reason::OutOfStorage, _) => 0,
         (_, Blame::Outside) => 1,
         (Reason::StartFailed, _) => 2,
         _ => 3,
@@ -150,6 +154,7 @@ fn suspended(turn: &Turn<'_>) -> Option<Ending> {
         last_phase: None,
         avoid: Vec::new(),
         preemption: None,
+        diagnosis: None,
     })
 }
 
@@ -200,7 +205,7 @@ fn lost<'a>(
     let mut lost = ranked.filter_map(|((rank, worker), node)| {
         let end = how(*worker, node)?;
         let evidence = match worker {
-            Some(worker) => worker.evidence(Some(end), None),
+            Some(worker) => worker.evidence(Some(end)),
             None => Evidence {
                 rank,
                 end,
@@ -230,6 +235,7 @@ fn overdue(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         last_phase: Some(Phase::Failed),
         avoid: Vec::new(),
         preemption: None,
+        diagnosis: None,
     })
 }
 
@@ -281,7 +287,7 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
             .unwrap_or_default()
     };
     let end = End::NeverStarted;
-    let evidence = worker.map_or_else(Evidence::default, |worker| worker.evidence(Some(end), None));
+    let evidence = worker.map_or_else(Evidence::default, |worker| worker.evidence(Some(end)));
     let evidence = Evidence {
         rank,
         node: node(rank),
@@ -366,6 +372,7 @@ fn refused(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         last_phase: None,
         avoid: Vec::new(),
         preemption: None,
+        diagnosis: None,
     })
 }
 
@@ -379,7 +386,7 @@ fn diagnosed(diagnosis: Diagnosis, rank: u32, exit_code: Option<i32>, at: Timest
         exit: Some(Exit {
             rank,
             exit_code,
-            reason: diagnosis.word,
+            reason: diagnosis.word.clone(),
             message: message.clone(),
         }),
         reason: diagnosis.reason,
@@ -388,6 +395,7 @@ fn diagnosed(diagnosis: Diagnosis, rank: u32, exit_code: Option<i32>, at: Timest
         last_phase: None,
         avoid: Vec::new(),
         preemption: None,
+        diagnosis: Some(diagnosis),
     }
 }
 
@@ -412,6 +420,7 @@ impl Ending {
             last_phase: None,
             avoid: Vec::new(),
             preemption: None,
+            diagnosis: None,
         }
     }
 }

@@ -85,6 +85,7 @@ impl Turn<'_> {
             self.say(Phase::Starting, Reason::StartingWorkers, message);
         }
         self.watch_the_clock();
+        self.ask_to_save(attempt);
     }
 
     /// A pod that has ended may be removed at any time, with its node or by whoever tidies up. Its end must not be lost with it.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use stoke_api::trainjob::{Attempt, Network};
+use stoke_api::profile::PROFILE_VERSION;
+use stoke_api::trainjob::{Attempt, Network, Outcome, Priority, Qos, Sizing, Tuning};
 use stoke_api::{Bytes, CpuMilli, Reason, TrainJob};
-use stoke_memory::{Share, share_of, size};
+use stoke_memory::estimate::{Gpu, fits, gpu};
+use stoke_memory::{Advice, FailureCost, History, Share, lopsided, share_of, size};
 use stoke_sched::{Gang, Node, Plan, candidates};
 
 use super::{Turn, after};
@@ -59,25 +61,156 @@ fn made_anew(turn: &Turn<'_>) -> Result<Ask, Waiting> {
     let job = turn.job;
     let blueprint = Blueprint::new(job, &turn.observed.datasets, turn.config)?;
     turn.claims_can_be_shared()?;
-    let unsized_gang = surrounded(turn, blueprint.gang(&Size::default())?);
+    let unsized_gang = surrounded(turn, blueprint.gang(&untold(turn))?);
     let nodes = candidates(&turn.observed.cluster, &unsized_gang);
+    model_fits(turn, &nodes)?;
     let share = smallest_share(turn, &nodes);
-    let size = Size {
-        memory: size(
-            job.spec.memory.as_ref(),
-            job.spec.priority,
-            share.as_ref().map(|(share, _)| share),
-            None,
-        ),
-        cpus: cpus(turn, share.as_ref()),
-        storage: storage(turn, &nodes),
-        gpu_resource: None,
-    };
+    let size = size_of(turn, &nodes, share.as_ref());
     Ok(Ask {
         gang: Arc::new(surrounded(turn, blueprint.gang(&size)?)),
         size,
         shares_network: blueprint.network() == Network::Host,
         until: avoided(turn).map(|(_, until)| until).min(),
+    })
+}
+
+/// The nodes that its workers may run on, whatever is used of them.
+pub fn nodes<'a>(turn: &'a Turn<'_>) -> Result<Vec<&'a Node>, Misconfigured> {
+    let blueprint = Blueprint::new(turn.job, &turn.observed.datasets, turn.config)?;
+    let gang = surrounded(turn, blueprint.gang(&untold(turn))?);
+    Ok(candidates(&turn.observed.cluster, &gang))
+}
+
+/// Nothing is chosen but what earlier attempts have taught.
+fn untold(turn: &Turn<'_>) -> Size {
+    Size {
+        tuning: turn.status.tuning.clone(),
+        ..Size::default()
+    }
+}
+
+/// What runs like it needed.
+pub fn advice(turn: &Turn<'_>) -> Option<Advice> {
+    let profile = turn.observed.profile.as_ref()?;
+    if profile.spec.version != PROFILE_VERSION {
+        return None;
+    }
+    let history = History::of(&profile.spec.history);
+    history.advise(turn.observed.input, FailureCost::default())
+}
+
+/// What each worker gets: what its author said, what runs like it needed, and what attempts before this died for want of.
+fn size_of(turn: &Turn<'_>, nodes: &[&Node], share: Option<&(Share, CpuMilli)>) -> Size {
+    let spec = &turn.job.spec;
+    let tuning = turn.status.tuning.clone();
+    let advice = advice(turn);
+    let part = share.map(|(share, _)| share);
+    let mut memory = size(spec.memory.as_ref(), spec.priority, part, advice.as_ref());
+    if turn
+        .observed
+        .profile
+        .as_ref()
+        .is_some_and(|it| it.spec.version != PROFILE_VERSION)
+    {
+        memory
+            .why
+            .push_str("; what runs like it used is kept in a form that this version does not read");
+    }
+    let said_max = spec.memory.as_ref().and_then(|memory| memory.max);
+    give_more(&mut memory, &tuning, said_max, is_promised(turn.job));
+    if let Some(warning) = part.and_then(|part| lopsided(&memory, part)) {
+        memory.why = format!("{}; {warning}", memory.why);
+    }
+    let said = spec.memory.clone().unwrap_or_default();
+    // A limit that its author set is not raised unless its author said how far.
+    let most = part.map(|part| part.memory.max(part.largest));
+    let memory_max = said.max.or(most.filter(|_| said.limit.is_none()));
+    let learned = advice.as_ref().and_then(|advice| advice.storage);
+    let shared = storage(turn, nodes);
+    Size {
+        cpus: cpus(turn, share),
+        memory_max: memory_max.filter(|max| *max > memory.limit),
+        memory_expected: advice
+            .as_ref()
+            .and(peak(turn))
+            .filter(|_| !has_run_out(turn)),
+        memory,
+        storage: tuning
+            .storage
+            .or(shared.map(|shared| shared.max(learned.unwrap_or_default()))),
+        storage_promised: tuning.storage.or(learned),
+        shm: tuning.shm,
+        gpu_resource: None,
+        tuning,
+    }
+}
+
+/// The most that a run like it is known to have needed.
+fn peak(turn: &Turn<'_>) -> Option<Bytes> {
+    let history = &turn.observed.profile.as_ref()?.spec.history;
+    history.iter().map(|run| run.peak).max()
+}
+
+/// What a job had when it ran out is no measure of what it needs.
+fn has_run_out(turn: &Turn<'_>) -> bool {
+    turn.status.attempts.iter().any(|attempt| {
+        attempt.outcome == Some(Outcome::Restarted)
+            || attempt
+                .exit
+                .as_ref()
+                .is_some_and(|exit| exit.reason == "OOMKilled")
+    })
+}
+
+/// Is all of its memory promised?
+fn is_promised(job: &TrainJob) -> bool {
+    let memory = job.spec.memory.as_ref();
+    memory.is_some_and(|memory| memory.qos == Qos::Guaranteed)
+        || job.spec.priority == Priority::Production
+}
+
+/// What an attempt died at is not given again, whoever said it.
+fn give_more(memory: &mut Sizing, tuning: &Tuning, max: Option<Bytes>, is_promised: bool) {
+    // Its author may allow less than before.
+    let more = tuning
+        .memory
+        .map(|limit| max.map_or(limit, |max| limit.min(max)));
+    if let Some(limit) = more.filter(|limit| *limit > memory.limit) {
+        memory.why = format!(
+            "{} since it ran out of {}; before that {}",
+            limit.human(),
+            memory.limit.human(),
+            memory.why
+        );
+        memory.limit = limit;
+    }
+    let request = tuning
+        .memory_request
+        .unwrap_or_default()
+        .max(memory.request);
+    memory.request = if is_promised {
+        memory.limit
+    } else {
+        request.min(memory.limit)
+    };
+}
+
+/// A job whose model no GPU that there is can hold is told so, and takes nobody's place.
+fn model_fits(turn: &Turn<'_>, nodes: &[&Node]) -> Result<(), Waiting> {
+    let spec = &turn.job.spec;
+    let Some(model) = &spec.model else {
+        return Ok(());
+    };
+    let there = nodes.iter().filter_map(|node| node.gpu.as_ref());
+    let there = there.filter_map(|gpu| Some(Gpu::measured(&gpu.product, gpu.memory?)));
+    let mut gpus: Vec<Gpu> = there.collect();
+    // An autoscaler may bring others of the types that it names.
+    if gpus.is_empty() || turn.config.autoscaling.is_some() {
+        gpus.extend(spec.gpu_types.iter().flat_map(|name| gpu(name)));
+    }
+    fits(model, spec.workers_max(), &spec.gpus, &gpus).map_err(|wrong| Waiting {
+        reason: Reason::ModelTooBig,
+        message: format!("{wrong}; {}", wrong.help()),
     })
 }
 
@@ -91,7 +224,14 @@ pub fn attempt(turn: &Turn<'_>, grant: &Grant) -> Attempt {
         port: grant.port,
         cpus: Some(size.cpus),
         memory: Some(size.memory),
+        memory_max: size.memory_max,
+        memory_expected: size.memory_expected,
         storage: size.storage,
+        storage_promised: size.storage_promised,
+        shm: size.shm,
+        tuning: size.tuning,
+        changes: turn.status.changes.clone(),
+        changed_for: turn.status.changed_for.clone(),
         ..placed(turn.job, &grant.plan)
     }
 }
@@ -123,13 +263,17 @@ fn surrounded(turn: &Turn<'_>, gang: Gang) -> Gang {
     let reach = claims.map(|(_, claim)| claim.reach.clone());
     Gang {
         volumes: reach.filter(|terms| !terms.is_empty()).collect(),
-        avoid: avoided(turn).map(|(node, _)| node.clone()).collect(),
+        avoid: avoided(turn)
+            .map(|(node, _)| node)
+            .chain(&turn.status.tuning.avoid_nodes)
+            .cloned()
+            .collect(),
         ..gang
     }
 }
 
 /// A worker's part in a node.
-fn share(turn: &Turn<'_>, node: &Node, nodes: usize) -> Option<Share> {
+pub fn share(turn: &Turn<'_>, node: &Node, nodes: usize) -> Option<Share> {
     let nodes = u32::try_from(nodes).ok().filter(|n| *n > 0)?;
     Some(Share {
         memory: node.allocatable.memory,
@@ -146,7 +290,13 @@ fn smallest_share(turn: &Turn<'_>, nodes: &[&Node]) -> Option<(Share, CpuMilli)>
         let share = share(turn, node, nodes.len())?;
         Some((share, node.allocatable.cpu))
     });
-    shares.min_by_key(|(share, cpu)| (share_of(share.memory.0, share), share_of(cpu.0, share)))
+    let least =
+        shares.min_by_key(|(share, cpu)| (share_of(share.memory.0, share), share_of(cpu.0, share)));
+    let largest = nodes.iter().map(|node| node.allocatable.memory).max();
+    least.map(|(share, cpu)| {
+        let largest = largest.unwrap_or(share.memory);
+        (Share { largest, ..share }, cpu)
+    })
 }
 
 /// The local disk that a worker may fill: its share, so that one that fills more is stopped before its node is full and all others on it

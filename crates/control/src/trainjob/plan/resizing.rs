@@ -106,7 +106,12 @@ impl Turn<'_> {
             port,
             cpus: attempt.cpus,
             memory: attempt.memory.clone(),
+            memory_max: attempt.memory_max,
+            memory_expected: attempt.memory_expected,
             storage: attempt.storage,
+            storage_promised: attempt.storage_promised,
+            shm: attempt.shm,
+            tuning: attempt.tuning.clone(),
             ..placing::placed(self.job, plan)
         };
         self.end(Ending {

@@ -39,6 +39,7 @@ impl Turn<'_> {
         }
         self.status.observed_generation = self.job.metadata.generation;
         self.set_conditions();
+        self.tell_risk();
         let before = self.job.status.clone().unwrap_or_default();
         let moved = (before.phase, &before.reason) != (self.status.phase, &self.status.reason);
         if (self.job.status.is_none() || moved) && self.went_wrong() {
@@ -223,6 +224,22 @@ pub fn resized(from: usize, to: usize, preemption: Option<&Preemption>) -> Strin
     match preemption {
         None => format!("{change}: there is room for more"),
         Some(Preemption { by, why, .. }) => format!("{change}, for {by}: {why}"),
+    }
+}
+
+/// `at_risk`: what its node said of its memory.
+pub fn restarted(attempt: &Attempt, at_risk: Option<&str>) -> String {
+    let goes_on =
+        "it goes on from the checkpoint that it has just written, with its memory given back";
+    match (at_risk, attempt.tuning.restart_every) {
+        (Some(why), _) => format!("{goes_on}: {why}"),
+        (None, Some(every)) => {
+            let every = Span {
+                seconds: every.seconds,
+            };
+            format!("{goes_on}, as every {every}, for it leaks")
+        }
+        (None, None) => goes_on.to_owned(),
     }
 }
 

@@ -87,6 +87,8 @@ impl<'a> Turn<'a> {
             Room::Given { grant, .. } if grant.ask == *ask => {
                 let attempt = placing::attempt(self, grant);
                 self.status.next_attempt_at = None;
+                self.status.changes.clear();
+                self.status.changed_for.clear();
                 self.status.push_attempt(attempt.clone());
                 self.carry_on(&attempt);
             }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use stoke_api::names::{GPU_MILLI_RESOURCE, GPU_RESOURCE};
-use stoke_api::trainjob::{Attempt, GpuResource, Priority, Qos, Sizing};
+use stoke_api::trainjob::{Attempt, GpuResource, Priority, Qos, Sizing, Tuning};
 use stoke_api::{Bytes, CpuMilli, GpuMilli, GpuRequest, TrainJob};
 use stoke_sched::{Other, Plan, Resources};
 
@@ -17,8 +17,18 @@ use crate::trainjob::template;
 pub struct Size {
     pub cpus: CpuMilli,
     pub memory: Sizing,
+    /// What its memory limit may be raised to while it runs.
+    pub memory_max: Option<Bytes>,
+    /// What runs like it needed at most.
+    pub memory_expected: Option<Bytes>,
     /// Local disk it may use at most, where its template does not say.
     pub storage: Option<Bytes>,
+    /// Of that, what is promised to it.
+    pub storage_promised: Option<Bytes>,
+    /// /dev/shm, where that is more or less than its memory.
+    pub shm: Option<Bytes>,
+    /// What it runs with since attempts before it failed.
+    pub tuning: Tuning,
     /// What it asks for in place of whole GPUs.
     pub gpu_resource: Option<GpuResource>,
 }
@@ -70,7 +80,12 @@ impl Size {
         Self {
             cpus: attempt.cpus.unwrap_or_default(),
             memory: attempt.memory.clone().unwrap_or_default(),
+            memory_max: attempt.memory_max,
+            memory_expected: attempt.memory_expected,
             storage: attempt.storage,
+            storage_promised: attempt.storage_promised,
+            shm: attempt.shm,
+            tuning: attempt.tuning.clone(),
             gpu_resource: attempt.gpu_resource.clone(),
         }
     }
@@ -80,6 +95,8 @@ impl Size {
         let resources = worker(spec).resources.get_or_insert_default();
         if home == Home::Cluster {
             ask_as_limited(resources);
+        }
+        if home == Home::Cluster || self.tuning.storage.is_some() {
             self.limit_storage(resources);
         }
         let requests = resources.requests.get_or_insert_default();
@@ -110,13 +127,19 @@ impl Size {
             .or_else(|| Some((GPU_RESOURCE, job.spec.gpus.whole())).filter(|(_, count)| *count > 0))
     }
 
+    fn storage_promised(&self, limit: Bytes) -> Bytes {
+        let promised = self.storage_promised.unwrap_or(STORAGE_PROMISED);
+        promised.min(limit)
+    }
+
     fn limit_storage(&self, resources: &mut ResourceRequirements) {
         let mut said = resources.requests.iter().chain(&resources.limits);
         let Some(limit) = self.storage else { return };
-        if said.any(|amounts| amounts.contains_key(STORAGE)) {
+        // What was said was not enough, where it is part of what was changed.
+        if said.any(|amounts| amounts.contains_key(STORAGE)) && self.tuning.storage.is_none() {
             return;
         }
-        let promised = Quantity(limit.min(STORAGE_PROMISED).to_string());
+        let promised = Quantity(self.storage_promised(limit).to_string());
         let limits = resources.limits.get_or_insert_default();
         limits.insert(STORAGE.to_owned(), Quantity(limit.to_string()));
         let requests = resources.requests.get_or_insert_default();
@@ -151,7 +174,7 @@ pub fn promised(job: &TrainJob, attempt: &Attempt) -> Resources {
         memory: size.memory.request,
         storage: size
             .storage
-            .map_or(Bytes(0), |limit| limit.min(STORAGE_PROMISED)),
+            .map_or(Bytes(0), |limit| size.storage_promised(limit)),
         pods: 1,
         ..Resources::default()
     };

@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, EmptyDirVolumeSource, HostPathVolumeSource, PersistentVolumeClaimVolumeSource,
-    PodSpec, ResourceRequirements, Volume, VolumeMount,
+    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
+    HostPathVolumeSource, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec,
+    ResourceRequirements, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use stoke_api::names::{WORKER_BIN_DIR, checkpoint_claim};
+use stoke_api::contract::{
+    CHECKPOINT_REQUEST, REQUEST_DIR, REQUEST_VOLUME, STATUS_DIR, STATUS_VOLUME,
+};
+use stoke_api::names::{CHECKPOINT_REQUEST_ANNOTATION, WORKER_BIN_DIR, checkpoint_claim};
 use stoke_api::{Bytes, DatasetSpec, TrainJob};
 
 use super::worker;
+
+/// A program that says more of itself than this says something else. One that adds a line for each step of a long training does not.
+const STATUS_SIZE: Bytes = Bytes(256 << 20);
 
 /// The job's own volumes, where its workers expect them.
 pub fn add(
@@ -29,6 +36,13 @@ pub fn add(
             mount(spec, volume, &wanted.path, true);
         }
     }
+    let requests = showing(
+        REQUEST_VOLUME,
+        CHECKPOINT_REQUEST,
+        CHECKPOINT_REQUEST_ANNOTATION,
+    );
+    mount(spec, requests, REQUEST_DIR, true);
+    mount(spec, on_disk(STATUS_VOLUME, STATUS_SIZE), STATUS_DIR, false);
     let mounted = worker(spec).volume_mounts.iter().flatten();
     let has_shm = mounted
         .into_iter()
@@ -90,6 +104,38 @@ fn mount(spec: &mut PodSpec, volume: Volume, path: &str, read_only: bool) {
     let mounts = worker(spec).volume_mounts.get_or_insert_default();
     mounts.push(mount);
     spec.volumes.get_or_insert_default().push(volume);
+}
+
+/// Shows an annotation of the pod as a file, which changes with it.
+fn showing(name: &str, file: &str, annotation: &str) -> Volume {
+    let field = ObjectFieldSelector {
+        api_version: None,
+        field_path: format!("metadata.annotations['{annotation}']"),
+    };
+    let file = DownwardAPIVolumeFile {
+        path: file.to_owned(),
+        field_ref: Some(field),
+        ..DownwardAPIVolumeFile::default()
+    };
+    Volume {
+        name: name.to_owned(),
+        downward_api: Some(DownwardAPIVolumeSource {
+            items: Some(vec![file]),
+            default_mode: None,
+        }),
+        ..Volume::default()
+    }
+}
+
+fn on_disk(name: &str, limit: Bytes) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: None,
+            size_limit: Some(Quantity(limit.to_string())),
+        }),
+        ..Volume::default()
+    }
 }
 
 fn in_memory(name: &str, limit: Bytes) -> Volume {

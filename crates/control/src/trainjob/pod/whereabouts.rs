@@ -149,6 +149,23 @@ pub fn constrain(spec: &mut PodSpec, types: &[String], cluster: &Snapshot) {
     require_any(spec, &alternatives);
 }
 
+/// Leaves a pod all nodes but these.
+pub fn avoid(spec: &mut PodSpec, nodes: &[String]) {
+    if nodes.is_empty() {
+        return;
+    }
+    // A field can be compared with one name at a time.
+    let each = nodes.iter().map(|node| NodeSelectorRequirement {
+        operator: "NotIn".to_owned(),
+        ..requirement("metadata.name", node)
+    });
+    let each: Vec<NodeSelectorRequirement> = each.collect();
+    require(spec, |term| {
+        let fields = term.match_fields.get_or_insert_default();
+        fields.extend(each.iter().cloned());
+    });
+}
+
 fn requirement(key: &str, value: &str) -> NodeSelectorRequirement {
     one_of(key, [value])
 }

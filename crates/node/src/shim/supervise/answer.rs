@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::exec::ExecRun;
 use super::super::protocol::{ContainerUsage, Request, Response};
-use super::super::run::{Run, with_cause};
+use super::super::run::{Run, hold, with_cause};
 use super::{Phase, Supervisor};
 use crate::cgroup::CgroupSpec;
 
@@ -114,14 +114,16 @@ impl Supervisor {
             .iter_mut()
             .find(|slot| slot.spec.name == container);
         let slot = slot.ok_or_else(|| format!("there is no container {container:?}"))?;
+        let before = slot.spec.memory_limit_bytes.replace(bytes);
         if let Phase::Active(run) = &slot.phase
             && let Some(cgroup) = &run.cgroup
         {
-            cgroup
-                .set_memory_limit(bytes)
-                .map_err(|error| with_cause(&error))?;
+            if let Err(error) = cgroup.set_memory_limit(bytes) {
+                slot.spec.memory_limit_bytes = before;
+                return Err(with_cause(&error));
+            }
+            hold(cgroup, &slot.spec);
         }
-        slot.spec.memory_limit_bytes = Some(bytes);
         Ok(Response::Done)
     }
 

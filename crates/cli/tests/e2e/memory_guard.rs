@@ -1,0 +1,92 @@
+//! A worker that runs out of memory is given more while it runs, or is asked to save its work in time.
+
+use serde_json::{Value, json};
+use stoke_api::digest::PodDigest;
+
+use crate::growing;
+use crate::support::{Engine, is_root};
+
+fn pod(engine: &Engine, name: &str) -> Value {
+    serde_json::from_str(&engine.stoke(&["get", "pod", name, "-o", "json"])).expect("JSON")
+}
+
+fn grows_in_one_attempt(engine: &Engine, pause: &str) {
+    let name = format!("grows-{}", pause.replace('.', ""));
+    let script = engine.write("grows.py", &growing::grows(pause));
+    let memory = json!({"limit": "160Mi", "max": "1Gi"});
+    let job = engine.run(
+        &name,
+        &json!({"command": ["python3", script], "memory": memory, "retries": 0}),
+    );
+    assert_eq!(job["status"]["phase"], "Complete");
+    assert_eq!(job["status"]["attempt"], 1);
+    let pod = pod(engine, &format!("{name}-1-0"));
+    let text = pod["metadata"]["annotations"]["stokehold.dev/memory-digest"].as_str();
+    let digest = PodDigest::parse(text.expect("a digest")).expect("JSON");
+    let worker = &digest.containers["worker"];
+    println!("{worker:?}");
+    assert!(worker.raises >= 1 && !worker.oom_killed);
+    assert!(worker.peak_unreclaimable_bytes >= 450 << 20, "{worker:?}");
+    assert!(worker.limit_bytes > Some(450 << 20) && worker.limit_bytes <= Some(1 << 30));
+    assert_eq!(worker.input_bytes, Some(12345));
+    let phases: Vec<&str> = worker.phases.keys().map(String::as_str).collect();
+    assert!(
+        phases.contains(&"load") && phases.contains(&"train"),
+        "{phases:?}"
+    );
+    let condition = job["status"]["conditions"]
+        .as_array()
+        .and_then(|conditions| {
+            conditions
+                .iter()
+                .find(|condition| condition["type"] == "MemoryAtRisk")
+                .cloned()
+        });
+    let condition = condition.expect("it was told");
+    assert!(
+        condition["message"].to_string().contains("raised to"),
+        "{condition:#}"
+    );
+}
+
+#[test]
+fn a_worker_that_grows_beyond_its_limit_is_given_more_and_ends_well() {
+    let engine = Engine::start();
+    for pause in ["0.05", "0.002"] {
+        grows_in_one_attempt(&engine, pause);
+    }
+}
+
+#[test]
+fn the_same_where_no_cgroup_can_be_written() {
+    if !is_root() {
+        println!("skipped: already an ordinary user, so the other test is this one");
+        return;
+    }
+    let engine = Engine::start_as(65_534, &[]);
+    grows_in_one_attempt(&engine, "0.02");
+}
+
+#[test]
+fn a_leak_is_asked_for_a_checkpoint_before_the_end_and_goes_on_from_it() {
+    let engine = Engine::start();
+    let script = engine.write("leaks.py", growing::LEAKS);
+    let spec = json!({
+        "command": ["python3", script], "memory": {"max": "256Mi"},
+        "checkpoint": {"path": "/ckpt", "size": "1Gi"}, "retries": 5,
+    });
+    let job = engine.run("leaks", &spec);
+    assert_eq!(job["status"]["phase"], "Complete");
+    let attempts = job["status"]["attempts"]
+        .as_array()
+        .expect("attempts")
+        .clone();
+    assert!(
+        (2..=6).contains(&attempts.len()),
+        "{} attempts",
+        attempts.len()
+    );
+    let logs = engine.stoke(&["logs", "leaks"]);
+    println!("{logs}");
+    growing::check_steps(&logs, attempts.len());
+}

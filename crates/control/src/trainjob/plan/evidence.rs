@@ -1,0 +1,80 @@
+//! What is known of a worker that has failed: of its pod, of what its node measured, and of its log.
+
+use jiff::Timestamp;
+use stoke_api::Bytes;
+use stoke_api::digest::ContainerDigest;
+use stoke_api::trainjob::Attempt;
+use stoke_memory::{Evidence, LeakRate, Usage};
+
+use super::Turn;
+use super::ending::SAME_END;
+use crate::trainjob::tail::{WORKERS_MAX, Wanted};
+use crate::trainjob::workers::{Stage, Worker};
+
+/// Growth of less than one in so many parts of what was used is no leak that kills.
+const GROWN_PART: u64 = 3;
+
+/// The logs that may say what ended the attempt, as far as nobody has tried to read them.
+pub fn logs(turn: &Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
+    let ranks = turn.ranks(attempt);
+    let failed = ranks.iter().flatten();
+    let mut failed: Vec<(Timestamp, &Worker<'_>)> = failed
+        .filter(|worker| worker.stage() == Stage::Failed)
+        .filter_map(|worker| Some((worker.finished_at()?, worker)))
+        .collect();
+    failed.sort_by_key(|(ended, worker)| (*ended, worker.rank));
+    let first = failed.first().map(|(ended, _)| *ended);
+    let at_once = failed
+        .into_iter()
+        .filter(|(ended, _)| first.is_some_and(|first| ended.duration_since(first) <= SAME_END));
+    let unread = at_once
+        .take(WORKERS_MAX)
+        .filter(|(_, worker)| !turn.observed.tails.has(attempt.number, worker.rank));
+    let wanted = unread.filter_map(|(_, worker)| {
+        Some(Wanted {
+            rank: worker.rank,
+            pod: worker.name().to_owned(),
+            container: worker.failed_container()?.name,
+        })
+    });
+    wanted.collect()
+}
+
+/// All that is known of a worker that has failed.
+pub fn evidence(turn: &Turn<'_>, attempt: &Attempt, worker: &Worker<'_>) -> Evidence {
+    let limit = attempt.memory.as_ref().map(|sizing| sizing.limit);
+    let digest = worker.digest();
+    let usage = |peak: Option<u64>, size: Option<Bytes>| {
+        let peak = Bytes(peak?);
+        Some(Usage { peak, size: size? })
+    };
+    Evidence {
+        // It may have been raised since.
+        limit: digest
+            .and_then(|digest| digest.limit_bytes)
+            .map(Bytes)
+            .or(limit),
+        log: turn
+            .observed
+            .tails
+            .get(attempt.number, worker.rank)
+            .cloned(),
+        shm: usage(digest.map(|it| it.shm_peak_bytes), attempt.shm.or(limit)),
+        storage: usage(digest.and_then(|it| it.storage_peak_bytes), attempt.storage),
+        checkpoint_path: turn.job.spec.checkpoint.as_ref().map(|it| it.path.clone()),
+        leak: digest.and_then(leak),
+        ..worker.evidence(None)
+    }
+}
+
+/// Did it grow all the time, by a good part of what it may have?
+fn leak(digest: &ContainerDigest) -> Option<LeakRate> {
+    let slope = digest.slope?;
+    let rate = u64::try_from(slope.bytes_per_hour).ok()?;
+    let grown = u128::from(rate) * u128::from(digest.seconds) / 3600;
+    (grown >= u128::from(digest.needed_bytes() / GROWN_PART)).then(|| LeakRate {
+        gpu: false,
+        bytes_per_hour: rate,
+        bytes_per_step: slope.bytes_per_step.and_then(|it| u64::try_from(it).ok()),
+    })
+}

@@ -1,0 +1,86 @@
+//! What a job's program says of itself in a file that it may do anything to.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use stoke_api::contract::{JobStatus, STATUS, STATUS_LENGTH_MAX};
+
+/// Reads the status file in a volume of the pod's. Whatever the program put there, this neither blocks nor reads anything outside of
+/// the volume, nor more than a little.
+pub(crate) fn read(volume: &Path) -> Option<JobStatus> {
+    let directory = open(
+        volume,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    // A pipe that nobody writes to would block; a link may lead anywhere.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let file = openat2(directory.as_fd(), STATUS, flags, Mode::empty(), resolve).ok()?;
+    let found = fstat(&file).ok()?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let mut file = std::fs::File::from(file);
+    let length = u64::try_from(found.st_size).unwrap_or(0);
+    let start = length.saturating_sub(STATUS_LENGTH_MAX as u64);
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut bytes = Vec::new();
+    file.take(STATUS_LENGTH_MAX as u64)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    JobStatus::parse(&String::from_utf8_lossy(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_file_is_read_and_nothing_else() {
+        let root = tempfile::tempdir().expect("a directory");
+        let volume = root.path().join("volume");
+        assert_eq!(read(&volume), None, "not made yet");
+        fs::create_dir(&volume).expect("made");
+        assert_eq!(read(&volume), None, "nothing said");
+        let file = volume.join(STATUS);
+        fs::write(&file, r#"{"phase": "train", "step": 7}"#).expect("written");
+        assert_eq!(read(&volume).and_then(|said| said.step), Some(7));
+
+        let lines: Vec<String> = (0..100_000)
+            .map(|step| format!("{{\"step\": {step}}}"))
+            .collect();
+        let long = lines.join("\n");
+        fs::write(&file, &long).expect("written");
+        assert_eq!(read(&volume).and_then(|said| said.step), Some(99_999));
+        fs::write(&file, vec![0xff_u8; 1 << 20]).expect("written");
+        assert_eq!(read(&volume), None);
+
+        fs::remove_file(&file).expect("removed");
+        let secret = root.path().join("secret");
+        fs::write(&secret, r#"{"phase": "secret"}"#).expect("written");
+        symlink(&secret, &file).expect("linked");
+        assert_eq!(read(&volume), None, "a link out of it");
+        fs::remove_file(&file).expect("removed");
+        fs::create_dir(&file).expect("made");
+        assert_eq!(read(&volume), None, "a directory");
+        fs::remove_dir(&file).expect("removed");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &file,
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .expect("made");
+        assert_eq!(read(&volume), None, "a pipe that nobody writes to");
+        let linked = root.path().join("linked");
+        symlink(&volume, &linked).expect("linked");
+        assert_eq!(read(&linked), None);
+    }
+}
