@@ -170,20 +170,11 @@ mod tests {
         let commons = Commons::new(1000, 1000);
         commons.note("a", 100, 0);
         commons.note("b", 100, 0);
-        let lent = std::thread::scope(|scope| {
-            let take = |uid: &'static str| {
-                let (commons, ledger) = (&commons, &ledger);
-                scope.spawn(move || {
-                    let (room, mut books) = commons.room_of(uid, ledger, 500);
-                    // Long enough for the other to come meanwhile.
-                    std::thread::sleep(Duration::from_millis(20));
-                    books.lend(uid, room.free);
-                    room.free
-                })
-            };
-            let both = [take("a"), take("b")];
-            both.map(|one| one.join().expect("lent"))
-        });
-        assert_eq!(lent.iter().sum::<u64>(), 500, "{lent:?}");
+        let (first, mut books) = commons.room_of("a", &ledger, 500);
+        assert!(commons.pods.try_lock().is_err(), "nobody else is told yet");
+        books.lend("a", first.free);
+        drop(books);
+        let (second, _) = commons.room_of("b", &ledger, 500);
+        assert_eq!((first.free, second.free), (500, 0));
     }
 }
