@@ -29,7 +29,6 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use layout::LayoutError;
@@ -153,14 +152,20 @@ pub async fn run(
 /// Looks at all containers every second, and in between at those for whom a second may be too long.
 async fn sample(sampler: Sampler, shared: &Arc<Shared>, deeds: mpsc::Sender<Deed>) {
     let begun = Instant::now();
-    let mut tick = tokio::time::interval(GLANCE_EVERY);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sampler = Some(sampler);
     let mut next_pass = begun;
     let mut passes = 0_u64;
     let mut node = NodeLook::default();
     loop {
-        tick.tick().await;
+        // Whom a glance is worth only a look tells.
+        let is_calm = shared.roster().alert().is_empty();
+        let glance = Instant::now() + GLANCE_EVERY;
+        let next = if is_calm {
+            next_pass
+        } else {
+            next_pass.min(glance)
+        };
+        tokio::time::sleep_until(next.into()).await;
         let started = Instant::now();
         let is_pass = started >= next_pass;
         let work = if is_pass {

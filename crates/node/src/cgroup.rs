@@ -137,6 +137,37 @@ impl From<&MemorySample> for Sample {
     }
 }
 
+/// A group's memory, for whoever looks at it again and again.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    version: CgroupVersion,
+    group: file::Group,
+}
+
+impl Gauge {
+    pub(crate) fn open(spec: &CgroupSpec) -> Self {
+        Self {
+            version: spec.version(),
+            group: file::Group::open(spec.path()),
+        }
+    }
+
+    pub(crate) fn read(&mut self) -> Result<MemorySample, CgroupError> {
+        match self.version {
+            CgroupVersion::V1 => v1::memory(&mut self.group),
+            CgroupVersion::V2 => v2::memory(&mut self.group),
+        }
+    }
+
+    /// All memory charged to the group, and nothing else: the cheapest look there is.
+    pub(crate) fn usage_bytes(&mut self) -> Option<u64> {
+        self.group.number(match self.version {
+            CgroupVersion::V1 => v1::USAGE,
+            CgroupVersion::V2 => v2::USAGE,
+        })
+    }
+}
+
 impl CgroupSpec {
     /// A group that someone else made, of which only the memory is of interest.
     pub(crate) fn foreign(version: CgroupVersion, memory: PathBuf) -> Self {
@@ -225,23 +256,12 @@ impl CgroupSpec {
     pub fn is_holding(&self) -> bool {
         match self {
             Self::V1(dirs) => v1::is_holding(dirs),
-            Self::V2 { path } => v2::memory(path).is_ok_and(|sample| sample.held),
+            Self::V2 { .. } => self.memory().is_ok_and(|sample| sample.held),
         }
     }
 
     pub fn memory(&self) -> Result<MemorySample, CgroupError> {
-        match self {
-            Self::V1(dirs) => v1::memory(dirs),
-            Self::V2 { path } => v2::memory(path),
-        }
-    }
-
-    /// All memory charged to the group, and nothing else: the cheapest look there is.
-    pub fn usage_bytes(&self) -> Option<u64> {
-        file::number(&match self {
-            Self::V1(dirs) => dirs.memory.join("memory.usage_in_bytes"),
-            Self::V2 { path } => path.join("memory.current"),
-        })
+        Gauge::open(self).read()
     }
 
     /// Processes that the kernel killed at the limit so far; zero for a group that is gone.

@@ -8,6 +8,7 @@ mod entry;
 mod seen;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -81,6 +82,16 @@ pub(super) struct Reading {
     pub(super) pod_uid: String,
     pub(super) id: String,
     pub(super) outcome: Outcome,
+}
+
+impl Reading {
+    /// The group that was measured.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        match &self.outcome {
+            Outcome::Measured { cgroup, .. } => Some(cgroup.path()),
+            Outcome::Absent | Outcome::Unreadable(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -3,8 +3,9 @@
 //! Most of the time a second between two looks is enough. A container for which something can be done is glanced at in between: one number,
 //! and a whole look only where it has moved.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use stoke_api::contract::{JobStatus, STATUS_VOLUME};
@@ -13,12 +14,14 @@ use super::layout::{Layout, LayoutError};
 use super::neighbours::{NodeLook, Place};
 use super::roster::{Outcome, Reading, Target};
 use crate::causes;
-use crate::cgroup::{CgroupError, CgroupSpec};
+use crate::cgroup::{CgroupError, CgroupSpec, Gauge};
 use crate::status_file;
 
 /// A tree is walked again this often at most, when a container is not found in the one we know.
 const REDETECT: Duration = Duration::from_secs(10);
 const MOVED_MIN_BYTES: u64 = 1 << 20;
+/// Groups whose files stay open between two looks, eight files each: many a process may have a thousand.
+const GAUGES_MAX: usize = 96;
 
 /// What is to be looked at.
 pub(super) enum Work {
@@ -50,6 +53,8 @@ pub(super) struct Sampler {
     volumes: Option<PathBuf>,
     layout: Layout,
     detected: Instant,
+    /// By the group's directory.
+    gauges: HashMap<PathBuf, Gauge>,
 }
 
 impl Sampler {
@@ -59,6 +64,7 @@ impl Sampler {
             mount,
             volumes,
             detected: Instant::now(),
+            gauges: HashMap::new(),
         })
     }
 
@@ -105,25 +111,46 @@ impl Sampler {
                 self.layout = layout;
             }
         }
+        let seen: HashSet<&Path> = readings.iter().filter_map(Reading::directory).collect();
+        self.gauges.retain(|path, _| seen.contains(path.as_path()));
         readings
     }
 
     /// A whole look at those whose use has moved noticeably since the last, and only at them.
-    fn glance(&self, targets: Vec<Target>) -> Vec<Reading> {
-        let moved = |target: &Target| {
-            let cgroup = target.cgroup.as_ref()?;
-            let usage = cgroup.usage_bytes()?;
-            let step = (target.usage / 64).max(MOVED_MIN_BYTES);
-            (usage.abs_diff(target.usage) >= step).then_some(())
-        };
-        let moved = targets.into_iter().filter(|it| moved(it).is_some());
-        moved
-            .map(|target| Reading {
+    fn glance(&mut self, targets: Vec<Target>) -> Vec<Reading> {
+        let mut readings = Vec::new();
+        for target in targets {
+            if !self.has_moved(&target) {
+                continue;
+            }
+            readings.push(Reading {
                 outcome: self.look(&target),
                 pod_uid: target.pod_uid,
                 id: target.container.id,
-            })
-            .collect()
+            });
+        }
+        readings
+    }
+
+    fn has_moved(&mut self, target: &Target) -> bool {
+        let usage = target
+            .cgroup
+            .as_ref()
+            .and_then(|cgroup| self.gauged(cgroup, Gauge::usage_bytes));
+        let step = (target.usage / 64).max(MOVED_MIN_BYTES);
+        usage.is_some_and(|usage| usage.abs_diff(target.usage) >= step)
+    }
+
+    fn gauged<T>(&mut self, cgroup: &CgroupSpec, read: impl FnOnce(&mut Gauge) -> T) -> T {
+        if let Some(gauge) = self.gauges.get_mut(cgroup.path()) {
+            return read(gauge);
+        }
+        let mut gauge = Gauge::open(cgroup);
+        let value = read(&mut gauge);
+        if self.gauges.len() < GAUGES_MAX {
+            self.gauges.insert(cgroup.path().to_owned(), gauge);
+        }
+        value
     }
 
     /// What the program of a worker says of itself, where we may look.
@@ -139,7 +166,7 @@ impl Sampler {
         said.unwrap_or_default()
     }
 
-    fn look(&self, target: &Target) -> Outcome {
+    fn look(&mut self, target: &Target) -> Outcome {
         let cgroup = match &target.cgroup {
             Some(known) => known.clone(),
             None => match self.layout.find(&target.container) {
@@ -148,7 +175,7 @@ impl Sampler {
                 Err(error) => return Outcome::Unreadable(causes::chain(&error)),
             },
         };
-        match cgroup.memory() {
+        match self.gauged(&cgroup, Gauge::read) {
             Ok(sample) => Outcome::Measured {
                 cgroup: Box::new(cgroup),
                 sample,
@@ -178,6 +205,7 @@ mod tests {
 
     use super::super::layout::{Container, Qos};
     use super::*;
+    use crate::cgroup::{Limits, detect};
 
     fn write(directory: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(directory).unwrap();
@@ -285,16 +313,48 @@ mod tests {
         let known = Sample::from(&seen);
         assert_eq!(known.unreclaimable(), 600 + 40 + 70 - 30);
         assert_eq!(known.cache(), 260);
-        // It ends between two looks.
+        // It ends before it is looked at.
         fs::remove_dir_all(&own).unwrap();
         let known = Target {
             cgroup: Some(CgroupSpec::foreign(sampler.layout().version, own)),
             ..target("a")
         };
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
         assert!(matches!(
             sampler.pass(vec![known])[0].outcome,
             Outcome::Absent
         ));
+    }
+
+    #[test]
+    fn a_group_that_the_kernel_removes_between_two_looks_is_absent() {
+        let engine = format!("test-sample-{}", std::process::id());
+        let cgroups = detect(&engine);
+        let Some(pod) = cgroups.pod("p1") else {
+            eprintln!("skipped: no cgroups can be made here: {cgroups:?}");
+            return;
+        };
+        pod.create_parent().unwrap();
+        let group = pod.child("a");
+        group.create(&Limits::default()).unwrap();
+        let tree = tempfile::tempdir().unwrap();
+        write(tree.path(), &[("cgroup.controllers", "memory")]);
+        let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
+        let known = Target {
+            cgroup: Some(group.clone()),
+            ..target("a")
+        };
+        for _ in 0..2 {
+            let seen = sampler.pass(vec![known.clone()]);
+            assert!(matches!(seen[0].outcome, Outcome::Measured { .. }));
+            assert_eq!(sampler.gauges.len(), 1);
+        }
+        group.remove(Duration::from_secs(5)).unwrap();
+        let seen = sampler.pass(vec![known]);
+        assert!(matches!(seen[0].outcome, Outcome::Absent), "{seen:?}");
+        assert!(sampler.gauges.is_empty(), "nothing of it stays open");
+        pod.remove(Duration::from_secs(5)).unwrap();
+        cgroups.release();
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{keyed, number, read, write, write_if_present};
+use super::file::{Group, keyed, keyed_all, number, write, write_if_present};
 use super::{CgroupError, Limits, MemorySample};
 
 /// A group's directory in each hierarchy. Without `cpu` or `pids` those limits are not enforced.
@@ -126,35 +126,39 @@ fn holds(oom_control: &str) -> bool {
     is_on("oom_kill_disable") && is_on("under_oom")
 }
 
-pub(super) fn memory(dirs: &Dirs) -> Result<MemorySample, CgroupError> {
-    let dir = &dirs.memory;
-    let usage_bytes = read(&dir.join("memory.usage_in_bytes"))?
-        .trim()
-        .parse()
-        .unwrap_or(0);
-    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+pub(super) const USAGE: &str = "memory.usage_in_bytes";
+
+pub(super) fn memory(group: &mut Group) -> Result<MemorySample, CgroupError> {
+    let usage_bytes = group.read(USAGE)?.trim().parse().unwrap_or(0);
     // `total_` includes child groups; a job may make its own.
-    let total = |name: &str| {
-        keyed(&stat, &format!("total_{name}"))
-            .or_else(|| keyed(&stat, name))
-            .unwrap_or(0)
-    };
-    let inactive_file_bytes = total("inactive_file");
-    let oom_control = fs::read_to_string(dir.join("memory.oom_control")).unwrap_or_default();
+    let [anon, shmem, active_file, inactive_file, swap] = keyed_all(
+        &group.text("memory.stat"),
+        [
+            "total_rss",
+            "total_shmem",
+            "total_active_file",
+            "total_inactive_file",
+            "total_swap",
+        ],
+    )
+    .map(Option::unwrap_or_default);
+    let oom_control = group.text("memory.oom_control");
     Ok(MemorySample {
         usage_bytes,
-        working_set_bytes: usage_bytes.saturating_sub(inactive_file_bytes),
-        peak_bytes: number(&dir.join("memory.max_usage_in_bytes")),
-        limit_bytes: number(&dir.join("memory.limit_in_bytes")).filter(|limit| *limit < UNLIMITED),
-        anon_bytes: total("rss"),
-        shmem_bytes: total("shmem"),
-        active_file_bytes: total("active_file"),
-        inactive_file_bytes,
-        kernel_bytes: number(&dir.join("memory.kmem.usage_in_bytes")).unwrap_or(0),
+        working_set_bytes: usage_bytes.saturating_sub(inactive_file),
+        peak_bytes: group.number("memory.max_usage_in_bytes"),
+        limit_bytes: group
+            .number("memory.limit_in_bytes")
+            .filter(|limit| *limit < UNLIMITED),
+        anon_bytes: anon,
+        shmem_bytes: shmem,
+        active_file_bytes: active_file,
+        inactive_file_bytes: inactive_file,
+        kernel_bytes: group.number("memory.kmem.usage_in_bytes").unwrap_or(0),
         kernel_reclaimable_bytes: 0,
-        swap_bytes: total("swap"),
+        swap_bytes: swap,
         oom_kills: keyed(&oom_control, "oom_kill").unwrap_or(0),
-        limit_events: number(&dir.join("memory.failcnt")).unwrap_or(0),
+        limit_events: group.number("memory.failcnt").unwrap_or(0),
         held: holds(&oom_control),
         pressure: None,
     })

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::file::{keyed, number, read, write, write_if_present};
+use super::file::{Group, keyed, keyed_all, read, write, write_if_present};
 use super::{CgroupError, Limits, MemorySample, Pressure};
 
 /// What is handed down where it is available; only memory is insisted on.
@@ -95,42 +95,47 @@ pub(super) fn hold(path: &Path, limit_bytes: u64, hold: bool) -> Result<(), Cgro
     write_if_present(&path.join("memory.high"), &value)
 }
 
-pub(super) fn memory(path: &Path) -> Result<MemorySample, CgroupError> {
-    let usage_bytes = read(&path.join("memory.current"))?
-        .trim()
-        .parse()
-        .unwrap_or(0);
-    let stat = fs::read_to_string(path.join("memory.stat")).unwrap_or_default();
-    let events = fs::read_to_string(path.join("memory.events")).unwrap_or_default();
-    let of = |name: &str| keyed(&stat, name).unwrap_or(0);
-    let inactive_file_bytes = of("inactive_file");
+pub(super) const USAGE: &str = "memory.current";
+
+pub(super) fn memory(group: &mut Group) -> Result<MemorySample, CgroupError> {
+    let usage_bytes = group.read(USAGE)?.trim().parse().unwrap_or(0);
+    let stat = group.text("memory.stat");
+    let events = group.text("memory.events");
+    let [anon, shmem, active_file, inactive_file, reclaimable] = keyed_all(
+        &stat,
+        [
+            "anon",
+            "shmem",
+            "active_file",
+            "inactive_file",
+            "slab_reclaimable",
+        ],
+    )
+    .map(Option::unwrap_or_default);
     // Kernels before 5.18 do not sum it up.
     let kernel_bytes = keyed(&stat, "kernel").unwrap_or_else(|| {
-        of("slab") + of("kernel_stack") + of("pagetables") + of("percpu") + of("sock")
+        let parts = ["slab", "kernel_stack", "pagetables", "percpu", "sock"];
+        keyed_all(&stat, parts).into_iter().flatten().sum()
     });
-    let kernel_reclaimable_bytes = of("slab_reclaimable");
-    let high = number(&path.join("memory.high"));
-    let unreclaimable =
-        (of("anon") + of("shmem") + kernel_bytes).saturating_sub(kernel_reclaimable_bytes);
+    let high = group.number("memory.high");
+    let unreclaimable = (anon + shmem + kernel_bytes).saturating_sub(reclaimable);
     Ok(MemorySample {
         usage_bytes,
-        working_set_bytes: usage_bytes.saturating_sub(inactive_file_bytes),
-        peak_bytes: number(&path.join("memory.peak")),
-        limit_bytes: number(&path.join("memory.max")),
-        anon_bytes: of("anon"),
-        shmem_bytes: of("shmem"),
-        active_file_bytes: of("active_file"),
-        inactive_file_bytes,
+        working_set_bytes: usage_bytes.saturating_sub(inactive_file),
+        peak_bytes: group.number("memory.peak"),
+        limit_bytes: group.number("memory.max"),
+        anon_bytes: anon,
+        shmem_bytes: shmem,
+        active_file_bytes: active_file,
+        inactive_file_bytes: inactive_file,
         kernel_bytes,
-        kernel_reclaimable_bytes,
-        swap_bytes: number(&path.join("memory.swap.current")).unwrap_or(0),
+        kernel_reclaimable_bytes: reclaimable,
+        swap_bytes: group.number("memory.swap.current").unwrap_or(0),
         oom_kills: keyed(&events, "oom_kill").unwrap_or(0),
         limit_events: keyed(&events, "max").unwrap_or(0),
         // Page cache above it is taken back in passing; what cannot be is what slows processes down.
         held: high.is_some_and(|high| unreclaimable >= high),
-        pressure: fs::read_to_string(path.join("memory.pressure"))
-            .ok()
-            .and_then(|text| pressure(&text)),
+        pressure: pressure(&group.text("memory.pressure")),
     })
 }
 
