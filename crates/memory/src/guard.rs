@@ -31,8 +31,11 @@ const CREEPS_AHEAD: Duration = Duration::from_secs(120);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A checkpoint of a danger that is over counts this long, unless there is more to lose than then.
 const SAVED_FOR: Duration = Duration::from_secs(600);
-/// A raise is meant to last this long at the growth that was seen.
+/// A raise is meant to last this long at the growth that was seen, and for several more to come.
 const RAISE_FOR: Duration = Duration::from_secs(10);
+const RAISES_AHEAD: u32 = 3;
+/// Who takes longer than this to change a limit is not waited for by asking ever earlier.
+const REACT_MAX: Duration = Duration::from_secs(10);
 /// A change of the limit that is not in force by then is taken for refused.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Who was refused tries again after this long; who found no room on the node, sooner.
@@ -57,7 +60,7 @@ pub struct Terms {
     pub expected: Option<u64>,
     /// All of its memory is promised to it, so that whoever raises the limit must find as much that nobody else was promised.
     pub is_promised: bool,
-    /// How long a raise takes from here to the kernel, with some to spare.
+    /// How long a raise takes from here to the kernel, with some to spare. Where it is seen to take longer, that counts.
     pub react: Duration,
 }
 
@@ -139,6 +142,8 @@ pub struct Guard {
     limit: Option<u64>,
     limit_events: Option<u64>,
     asked: Option<Asked>,
+    /// The longest it took until a change was in force.
+    slowest: Duration,
     /// The last that was given up: it may come all the same, and is ours then.
     late: Option<Asked>,
     /// Why it is not raised, and until when nobody tries.
@@ -170,6 +175,7 @@ impl Guard {
             limit: None,
             limit_events: None,
             asked: None,
+            slowest: Duration::ZERO,
             late: None,
             cannot: None,
             danger_at: None,
@@ -237,7 +243,14 @@ impl Guard {
 
     /// Whether the next look should come soon: a change of its limit is under way, or it grows towards it.
     pub fn is_urgent(&self) -> bool {
-        self.asked.is_some() || self.left().is_some_and(|left| left <= ALERT_AHEAD)
+        let ahead = ALERT_AHEAD.max(self.react());
+        self.asked.is_some() || self.left().is_some_and(|left| left <= ahead)
+    }
+
+    /// How long before the end a raise is to be asked for.
+    fn react(&self) -> Duration {
+        let seen = (self.slowest * 2).min(REACT_MAX);
+        self.terms.react.max(seen)
     }
 
     fn left(&self) -> Option<Duration> {
@@ -288,6 +301,7 @@ impl Guard {
         let before = self.limit.replace(limit);
         match self.asked {
             Some(asked) if limit == asked.to => {
+                self.slowest = self.slowest.max(at.saturating_sub(asked.at));
                 self.asked = None;
                 self.late = None;
                 if asked.is_raise() {
@@ -298,8 +312,10 @@ impl Guard {
                 self.refused(at, "nothing came of it in time".to_owned());
             }
             None if self.late.is_some_and(|late| late.to == limit) => {
-                let is_raise = self.late.take().is_some_and(Asked::is_raise);
-                if is_raise {
+                let late = self.late.take();
+                let took = late.map_or(Duration::ZERO, |late| at.saturating_sub(late.at));
+                self.slowest = self.slowest.max(took);
+                if late.is_some_and(Asked::is_raise) {
                     self.raised_at = at;
                     self.cannot = None;
                 }
@@ -323,7 +339,7 @@ impl Guard {
         // What was asked for counts as had, for as long as it may still come.
         let reach = self.asked.map_or(limit, |asked| asked.to.max(limit));
         let is_coming = self.asked.is_some_and(Asked::is_raise);
-        let urgent = self.danger(reach, is_at_limit && !is_coming, self.terms.react);
+        let urgent = self.danger(reach, is_at_limit && !is_coming, self.react());
         let is_tried = self.cannot.as_ref().is_some_and(|(_, until)| at < *until);
         if let Some(danger) = urgent
             && !is_tried
@@ -440,7 +456,8 @@ impl Guard {
     fn raised(&self, limit: u64, danger: &Danger, room: Room) -> Option<u64> {
         let (grows, at_least) = match danger.kind {
             Kind::Growing { per_second, .. } => {
-                (per_second.saturating_mul(RAISE_FOR.as_secs()), limit / 4)
+                let lasts = RAISE_FOR.max(self.react() * RAISES_AHEAD);
+                (per_second.saturating_mul(lasts.as_secs()), limit / 4)
             }
             // How fast it would have grown is not known; it was stopped.
             Kind::AtLimit => (0, limit / 2),

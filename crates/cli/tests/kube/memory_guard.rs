@@ -26,7 +26,7 @@ fn a_worker_that_grows_beyond_its_limit_is_resized_in_place() {
     };
     let jobs = Jobs::new(&testbed, "memory-grows");
     let memory = json!({"request": "100Mi", "limit": "160Mi", "max": "1Gi"});
-    let spec = json!({"command": python(&growing::grows("0.03")), "memory": memory, "retries": 0});
+    let spec = json!({"command": python(&growing::grows("0.05")), "memory": memory, "retries": 0});
     jobs.create("grows", &spec);
     let status = jobs.wait_until("grows", "to end", |status| {
         matches!(status["phase"].as_str(), Some("Complete" | "Failed"))

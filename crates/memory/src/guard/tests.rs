@@ -741,3 +741,27 @@ proptest! {
         prop_assert_eq!(fate, Fate::Lived, "{:?}", world.actions);
     }
 }
+
+#[test]
+fn whose_raises_take_long_is_raised_earlier_and_further() {
+    let left_at_raise = |delay: u64| -> Vec<u64> {
+        let mut world = World::new(terms(400, 8000), delay);
+        let fate = world.run(40_000, |now| 100 + now * 30 / 1000);
+        assert_eq!(fate, Fate::Lived, "{:?}", world.actions);
+        let raises = world.actions.iter().filter_map(|(_, action)| match action {
+            Action::Raise { danger, .. } => match danger.kind {
+                Kind::Growing { left, .. } => Some(left.as_secs()),
+                _ => None,
+            },
+            _ => None,
+        });
+        raises.collect()
+    };
+    let (quick, slow) = (left_at_raise(200), left_at_raise(2900));
+    assert!(quick.iter().all(|left| *left <= 3), "{quick:?}");
+    assert!(slow.len() > 1 && slow[0] <= 3, "{slow:?}");
+    assert!(
+        slow[1..].iter().all(|left| (5..=6).contains(left)),
+        "{slow:?}"
+    );
+}

@@ -33,8 +33,8 @@ use seen::{
 
 /// Digests kept of one pod; its containers are few, and an annotation is to stay small.
 const DIGESTS_MAX: usize = 8;
-/// A raise goes through the API server and the kubelet before the kernel hears of it.
-const REACT: Duration = Duration::from_secs(3);
+/// A raise goes through the API server and the kubelet before the kernel hears of it. On a busy node that takes seconds.
+const REACT: Duration = Duration::from_secs(5);
 
 /// Whose pods are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
