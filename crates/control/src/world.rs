@@ -243,10 +243,13 @@ impl World {
             let job = Key::new(&key.namespace, job);
             self.index_worker(&job, &key, after.is_some());
             self.worker_changed(&job, change);
-            if self.decides(&job, change) {
-                wakes.jobs.push(job);
-            } else {
+            if !self.decides(&job, change) {
                 wakes.jobs_soon.push(job);
+            } else if after.is_some_and(seen::Pod::is_on_its_way) {
+                // That all of them run is a word: who waits to be placed, or for its pods, goes before it.
+                wakes.jobs_waiting.push(job);
+            } else {
+                wakes.jobs.push(job);
             }
         }
         if after.is_some_and(seen::Pod::is_unbound) {
