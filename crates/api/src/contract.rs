@@ -33,9 +33,10 @@ pub struct JobStatus {
     pub input_bytes: Option<u64>,
 }
 
-/// The value of [`crate::names::MEMORY_TERMS_ANNOTATION`]: what the node may do with a worker's memory limit by itself.
+/// The value of [`crate::names::MEMORY_TERMS_ANNOTATION`]: what the node may do with a worker's memory limit by itself, and when it asks
+/// for a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct MemoryTerms {
     /// The limit it was made with, to which a raised one goes back.
     pub limit: Bytes,
@@ -45,6 +46,9 @@ pub struct MemoryTerms {
     /// What earlier runs needed at most: growth up to there is nothing to worry about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Bytes>,
+    /// It leaks: after this many steps it is asked for a checkpoint, to begin anew from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_steps: Option<u64>,
 }
 
 impl MemoryTerms {

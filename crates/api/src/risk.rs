@@ -30,7 +30,7 @@ pub enum Stage {
     /// It was given more, and there is more to give.
     #[default]
     Raised,
-    /// It cannot be given more, and was asked to save its work.
+    /// It cannot be given more, or leaks and has done the steps of its schedule; it was asked to save its work.
     AtTheEnd,
     /// The node itself runs out; whoever is harmed least should yield.
     NodeShort,

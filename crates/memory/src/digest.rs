@@ -90,6 +90,12 @@ impl Digest {
         }
     }
 
+    /// How many steps the program has told of, where it tells them.
+    pub fn steps(&self) -> Option<u64> {
+        let steps = self.told.steps?;
+        Some(steps.last.saturating_sub(steps.first))
+    }
+
     /// `at` is since any fixed moment. `said` is what the program says of itself; empty if it says nothing.
     pub fn add(&mut self, at: Duration, sample: &Sample, said: &JobStatus) {
         let since = self.before.map(|before| at.saturating_sub(before.at));
@@ -217,7 +223,9 @@ impl Digest {
 
     fn step(&mut self, step: Option<u64>) {
         let Some(step) = step else { return };
-        let known = self.told.steps.filter(|known| known.last <= step);
+        // Where it stood before it loaded a checkpoint is no step of this run.
+        let known = self.told.steps.filter(|known| known.last > 0);
+        let known = known.filter(|known| known.last <= step);
         if known.is_none() {
             // The first one, or counted from the beginning again.
             self.stepping_since = self.elapsed;

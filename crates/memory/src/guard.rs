@@ -10,6 +10,7 @@ mod growth;
 mod high;
 mod node;
 mod room;
+mod schedule;
 mod words;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use crate::sample::Sample;
 use growth::Growth;
 use high::HighWater;
+use schedule::Schedule;
 
 pub use node::{NodeGuard, Shortage};
 pub use room::{Neighbour, Node, Room};
@@ -62,6 +64,8 @@ pub struct Terms {
     pub is_promised: bool,
     /// How long a raise takes from here to the kernel, with some to spare. Where it is seen to take longer, that counts.
     pub react: Duration,
+    /// It leaks, and is asked for a checkpoint to begin anew from after this many of its steps.
+    pub restart_steps: Option<u64>,
 }
 
 /// What is to be done about a container.
@@ -71,6 +75,13 @@ pub enum Action {
     Raise { to: u64, danger: Danger },
     /// It cannot have more: let it save its work.
     AskCheckpoint { danger: Danger, cannot: Cannot },
+    /// It leaks, and has done as many steps as it may before it begins anew: let it save its work.
+    AskInTime {
+        done: u64,
+        every: u64,
+        used: u64,
+        limit: u64,
+    },
     /// Lower its limit: it does not need all that it was lent any more.
     GiveBack { to: u64, needs: u64 },
     /// The danger that was told of is over.
@@ -154,6 +165,7 @@ pub struct Guard {
     was_in_danger: bool,
     checkpoint: Option<Request>,
     is_ask_lost: bool,
+    schedule: Schedule,
     raised_at: Duration,
     lent_for: Duration,
     has_given_back: bool,
@@ -182,6 +194,7 @@ impl Guard {
             was_in_danger: false,
             checkpoint: None,
             is_ask_lost: false,
+            schedule: Schedule::new(terms.restart_steps),
             raised_at: Duration::ZERO,
             lent_for: LENT_FOR,
             has_given_back: false,
@@ -212,6 +225,12 @@ impl Guard {
     /// The last request for a checkpoint did not get through.
     pub fn ask_again(&mut self) {
         self.is_ask_lost |= self.checkpoint.take().is_some();
+        self.schedule.ask_again();
+    }
+
+    /// How many steps its program has told of since it began, where it tells them.
+    pub fn has_done(&mut self, steps: Option<u64>) {
+        self.schedule.follow(steps);
     }
 
     /// The limit that was asked for and is not in force yet.
@@ -281,6 +300,16 @@ impl Guard {
         if action.is_some() {
             return action;
         }
+        if let Some((done, every)) = self.schedule.due() {
+            self.danger_at = Some(at);
+            let used = self.used;
+            return Some(Action::AskInTime {
+                done,
+                every,
+                used,
+                limit,
+            });
+        }
         if self
             .danger_at
             .is_some_and(|last| at.saturating_sub(last) >= CALM_AFTER)
@@ -291,7 +320,10 @@ impl Guard {
                 request.is_past = true;
             }
             self.is_ask_lost = false;
-            return Some(Action::Calm);
+            // What its schedule asks for stands until the run is over.
+            if !self.schedule.is_asked() {
+                return Some(Action::Calm);
+            }
         }
         self.give_back(at, limit, node_is_short)
     }

@@ -90,6 +90,7 @@ impl Vigil {
         if before.is_none_or(|(before, _)| before.as_secs() != at.as_secs()) {
             self.verdict = self.watcher.observe(at.as_secs(), &point(&sample, said));
         }
+        guard.has_done(self.digest.steps());
         guard.observe(at, &sample, node_is_short, room)
     }
 
@@ -237,9 +238,10 @@ impl Vigil {
         now: Timestamp,
     ) -> Option<MemoryRisk> {
         let first = self.guard.as_ref().map_or(0, |guard| guard.terms().first);
-        let (danger, stage, limit) = match action {
-            Action::Raise { to, danger } => (danger, Stage::Raised, *to),
-            Action::AskCheckpoint { danger, .. } => (danger, Stage::AtTheEnd, danger.limit),
+        let (used, stage, limit) = match action {
+            Action::Raise { to, danger } => (danger.used, Stage::Raised, *to),
+            Action::AskCheckpoint { danger, .. } => (danger.used, Stage::AtTheEnd, danger.limit),
+            Action::AskInTime { used, limit, .. } => (*used, Stage::AtTheEnd, *limit),
             Action::GiveBack { .. } | Action::Calm => return None,
         };
         // Files are dated to the second; a checkpoint that is written at once must not seem older than the request.
@@ -252,7 +254,7 @@ impl Vigil {
                 None => action.to_string(),
             },
             stage,
-            used_bytes: danger.used,
+            used_bytes: used,
             limit_bytes: limit,
             first_limit_bytes: first,
             checkpoint_asked_at: asked.or_else(|| before?.checkpoint_asked_at.clone()),
@@ -321,6 +323,7 @@ pub(crate) fn terms(pod: &Pod, react: Duration) -> Option<(String, Terms)> {
         first,
         max: said.and_then(|said| said.max).map_or(first, |max| max.0),
         expected: said.and_then(|said| said.expected).map(|bytes| bytes.0),
+        restart_steps: said.and_then(|said| said.restart_steps),
         is_promised: resources::qos_class(pod) == "Guaranteed",
         react,
     };
@@ -380,6 +383,7 @@ mod tests {
             expected: None,
             is_promised: false,
             react: Duration::from_secs(1),
+            restart_steps: None,
         };
         let mut vigil = Vigil::new(Some(terms));
         let mut look = |second: u64, used: u64, limit: u64| {
@@ -427,6 +431,7 @@ mod tests {
             expected: None,
             is_promised: false,
             react: Duration::from_secs(1),
+            restart_steps: None,
         };
         let leaks = |vigil: &mut Vigil| {
             for second in 0..3100 {

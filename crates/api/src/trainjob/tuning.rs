@@ -42,13 +42,13 @@ pub struct Tuning {
     pub restart_every: Option<RestartEvery>,
 }
 
-/// When a job that leaks begins anew from its checkpoint; whichever comes first.
+/// When a job that leaks begins anew from its checkpoint: by its steps where it tells them, else by the clock.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestartEvery {
-    /// Seconds of running.
+    /// Seconds of running. Where steps are said, about how long those take.
     pub seconds: u64,
-    /// Steps, where the job tells them.
+    /// Steps, which its nodes count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
 }

@@ -357,6 +357,59 @@ fn what_a_job_had_when_it_ran_out_is_not_what_is_expected_of_it() {
     assert_eq!(status(&stage).phase, Phase::Failed);
 }
 
+/// A job that leaks is killed once; its next attempt begins anew by its steps where it tells them, else by the clock.
+#[test]
+fn a_leak_begins_anew_by_its_steps_where_it_tells_them() {
+    let spec = json!({"command": ["python", "train.py"], "checkpoint": {"path": "/ckpt"}, "memory": {"limit": "1Gi", "max": "1Gi"}, "retries": 3});
+    for tells_steps in [true, false] {
+        let mut stage = stage(spec.clone());
+        let pod = run(&mut stage);
+        stage.pass(3600);
+        let mut killed = json!({"samples": 3600, "seconds": 3600, "peakUnreclaimableBytes": 1 << 30, "limitBytes": 1 << 30,
+            "oomKilled": true, "oomKills": 1, "slope": {"bytesPerHour": 800 << 20}});
+        if tells_steps {
+            killed["steps"] = json!({"first": 0, "last": 80, "seconds": 3600});
+            killed["slope"]["bytesPerStep"] = json!(10 << 20);
+        }
+        stage.save(&pod);
+        stage.measure(&pod, killed);
+        stage.end_pod(&pod, 137, "OOMKilled");
+        stage.turn("j");
+        stage.pass(60);
+        let pod = run(&mut stage);
+        let attempt = latest(&stage);
+        let every = attempt.tuning.restart_every.expect("a schedule");
+        let terms = stage.pods[&pod].metadata.annotations.as_ref();
+        let terms = terms.and_then(|all| all.get(MEMORY_TERMS_ANNOTATION));
+        let terms: Value = serde_json::from_str(terms.expect("terms")).expect("JSON");
+        assert_eq!(
+            terms.get("restartSteps").and_then(Value::as_u64),
+            every.steps
+        );
+        stage.pass(every.seconds);
+        if tells_steps {
+            assert_eq!(every.steps, Some(59));
+            assert_eq!(
+                attempt.changes,
+                ["a restart from its checkpoint every 59 steps, before its memory is full"]
+            );
+            assert!(asked(&stage, "j").is_empty(), "its nodes count its steps");
+            stage.risk(&pod);
+        }
+        assert_eq!(asked(&stage, "j").len(), 1);
+        stage.turn("j");
+        stage.pass(5);
+        stage.save(&pod);
+        stage.turn("j");
+        let ended = status(&stage);
+        assert_eq!(ended.attempts[1].outcome, Some(Outcome::Restarted));
+        if !tells_steps {
+            assert_eq!(every.steps, None);
+            insta::assert_snapshot!(ended.message, @"");
+        }
+    }
+}
+
 #[test]
 fn of_all_on_a_node_that_runs_out_the_one_that_loses_least_leaves() {
     let spec = |priority: &str| json!({"command": ["python", "train.py"], "checkpoint": {"path": "/ckpt"}, "priority": priority, "memory": {"limit": "1Gi"}});

@@ -267,6 +267,7 @@ impl<'a> Blueprint<'a> {
             limit: limit.unwrap_or_default(),
             max: attempt.memory_max.filter(|max| Some(*max) > limit),
             expected: attempt.memory_expected,
+            restart_steps: restart_steps(self.job, attempt),
         };
         if let Ok(terms) = serde_json::to_string(&terms) {
             let annotations = annotations.get_or_insert_default();
@@ -461,6 +462,12 @@ fn gpu_types<'a>(job: &'a TrainJob, tuning: &'a Tuning) -> &'a [String] {
     } else {
         &tuning.gpu_types
     }
+}
+
+/// After how many steps its nodes ask it for a checkpoint, to begin anew from.
+fn restart_steps(job: &TrainJob, attempt: &Attempt) -> Option<u64> {
+    job.spec.checkpoint.as_ref()?;
+    attempt.tuning.restart_every?.steps
 }
 
 /// How long a worker has between SIGTERM and SIGKILL: time for a checkpoint, if it writes any.

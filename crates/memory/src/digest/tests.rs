@@ -181,10 +181,11 @@ fn growth_is_told_by_the_hour_and_by_the_step() {
     assert_eq!(
         told.steps,
         Some(Steps {
-            first: 0,
+            first: 2,
             last: 1198,
-            seconds: 599
-        })
+            seconds: 598
+        }),
+        "what it says before it has done any is where it stands before it has loaded its checkpoint"
     );
     assert_eq!(told.input_bytes, Some(7));
     // Counted from the beginning again.

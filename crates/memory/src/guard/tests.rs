@@ -8,6 +8,7 @@ fn terms(first: u64, max: u64) -> Terms {
         expected: None,
         is_promised: false,
         react: Duration::from_secs(3),
+        restart_steps: None,
     }
 }
 
@@ -119,6 +120,45 @@ fn is_raise(action: &Action) -> bool {
 
 fn is_ask(action: &Action) -> bool {
     matches!(action, Action::AskCheckpoint { .. })
+}
+
+/// Asked once, at the step, whatever the clock says; and not taken back before the run is over.
+#[test]
+fn a_leak_is_asked_for_a_checkpoint_when_its_steps_are_done() {
+    let scheduled = || {
+        Guard::new(Terms {
+            restart_steps: Some(120),
+            ..terms(1000, 1000)
+        })
+    };
+    let look = |guard: &mut Guard, second: u64, steps: Option<u64>| {
+        guard.has_done(steps);
+        said(guard.observe(at(second * 1000), &sample(300, 1000), false, plenty))
+    };
+    let mut guard = scheduled();
+    assert_eq!(look(&mut guard, 0, None), "");
+    assert_eq!(look(&mut guard, 5000, Some(119)), "");
+    insta::assert_snapshot!(look(&mut guard, 5001, Some(124)), @"it leaks and has done 124 steps, and begins anew every 120, before its memory is full: it was asked for a checkpoint");
+    for second in 5002..5100 {
+        assert_eq!(look(&mut guard, second, Some(second - 4870)), "", "once");
+    }
+    guard.ask_again();
+    assert!(
+        look(&mut guard, 5100, None).contains("has done 229 steps"),
+        "the request was lost"
+    );
+    let mut by_epochs = scheduled();
+    for second in 0..=123 {
+        let told = look(&mut by_epochs, second, Some(second % 40));
+        let is_due = told.contains("has done 120 steps");
+        assert_eq!(is_due, second == 123, "{second}: {told}");
+    }
+    let mut silent = scheduled();
+    for second in 0..2000 {
+        assert_eq!(look(&mut silent, second, None), "", "it tells no steps");
+    }
+    let mut unscheduled = Guard::new(terms(1000, 1000));
+    assert_eq!(look(&mut unscheduled, 0, Some(1 << 40)), "");
 }
 
 #[test]
@@ -714,7 +754,7 @@ proptest! {
                 }
                 Some(Action::AskCheckpoint { .. }) => asks += 1,
                 Some(Action::Calm) => asks = 0,
-                None => {}
+                Some(Action::AskInTime { .. }) | None => {}
             }
             prop_assert!(asks <= 12, "asked {asks} times without a calm between");
         }

@@ -45,6 +45,10 @@ impl fmt::Display for Action {
             Self::AskCheckpoint { danger, cannot } => {
                 write!(f, "{danger}; {cannot}: it was asked for a checkpoint")
             }
+            Self::AskInTime { done, every, .. } => write!(
+                f,
+                "it leaks and has done {done} steps, and begins anew every {every}, before its memory is full: it was asked for a checkpoint"
+            ),
             Self::GiveBack { to, needs } => write!(
                 f,
                 "it needs {} by now: the limit is {} again",

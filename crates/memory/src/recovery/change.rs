@@ -109,9 +109,10 @@ impl fmt::Display for Change {
             Self::Restart { every } => {
                 f.write_str("a restart from its checkpoint every ")?;
                 match every.steps {
-                    Some(steps) => write!(f, "{steps} steps"),
-                    None => write!(f, "{}", span(every.seconds)),
+                    Some(steps) => write!(f, "{steps} steps")?,
+                    None => f.write_str(&span(every.seconds))?,
                 }
+                f.write_str(", before its memory is full")
             }
         }
     }

@@ -110,6 +110,11 @@ pub fn restart_in_time(case: &Case<'_>) -> Plan {
         && facts.figures.tried.is_some_and(|tried| tried > most);
     let progressed = case.tried.last().is_some_and(|last| last.progressed);
     let every = match (case.tuning().restart_every, facts.leak) {
+        // It tells its steps no more, so nobody could count them: the same by the clock.
+        (Some(every), _) if every.steps.is_some() && case.had.steps.is_none() => RestartEvery {
+            steps: None,
+            ..every
+        },
         (Some(_), _) if !progressed => {
             return Err("it did not come to a checkpoint between two restarts".to_owned());
         }
@@ -121,7 +126,7 @@ pub fn restart_in_time(case: &Case<'_>) -> Plan {
         // Nobody saw it leak, but it got further before it was full, and will again.
         (None, None) if progressed && !at_once => RestartEvery {
             seconds: case.had.seconds / 5 * 4,
-            steps: None,
+            steps: case.had.steps.map(|steps| steps.saturating_mul(4) / 5),
         },
         (None, None) => {
             return Err("it would end at the same place again".to_owned());

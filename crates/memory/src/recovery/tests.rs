@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use stoke_api::trainjob::RestartEvery;
 
 use super::*;
 use crate::diagnosis::{Evidence, LeakRate, LogScan, Terminated, diagnose};
@@ -173,9 +174,9 @@ fn who_gets_further_comes_to_an_end() {
         ..Story::default()
     };
     insta::assert_snapshot!(story.says(oom_killed), @r"
-    again, with a restart from its checkpoint every 48 min
-    again, with a restart from its checkpoint every 24 min
-    again, with a restart from its checkpoint every 12 min
+    again, with a restart from its checkpoint every 48 min, before its memory is full
+    again, with a restart from its checkpoint every 24 min, before its memory is full
+    again, with a restart from its checkpoint every 12 min, before its memory is full
     gives up: rank 0 was killed at its memory limit of 8.0 GiB (OOMKilled, exit code 137), having used 8.0 GiB; its retries are used up
     ");
 }
@@ -192,9 +193,9 @@ fn a_leak_gets_a_schedule_and_not_ever_more_memory() {
         ..oom_killed(had)
     };
     insta::assert_snapshot!(Story::default().says(leaks), @r"
-    again, with a restart from its checkpoint every 44 min
-    again, with a restart from its checkpoint every 22 min
-    again, with a restart from its checkpoint every 11 min
+    again, with a restart from its checkpoint every 44 min, before its memory is full
+    again, with a restart from its checkpoint every 22 min, before its memory is full
+    again, with a restart from its checkpoint every 11 min, before its memory is full
     gives up: rank 0 was killed at its memory limit of 8.0 GiB (OOMKilled, exit code 137), having used 8.0 GiB; its memory had been growing by 6.0 GiB an hour; its retries are used up
     ");
     let stuck = Story {
@@ -202,7 +203,7 @@ fn a_leak_gets_a_schedule_and_not_ever_more_memory() {
         ..Story::default()
     };
     insta::assert_snapshot!(stuck.says(leaks), @r"
-    again, with a restart from its checkpoint every 44 min
+    again, with a restart from its checkpoint every 44 min, before its memory is full
     again, with a memory limit of 64 GiB
     gives up: rank 0 was killed at its memory limit of 64 GiB (OOMKilled, exit code 137), having used 64 GiB; its memory had been growing by 6.0 GiB an hour; it did not come to a checkpoint between two restarts; it had 64 GiB and no node has more for it
     ");
@@ -223,13 +224,69 @@ fn a_leak_gets_a_schedule_and_not_ever_more_memory() {
     insta::assert_snapshot!(hopeless.says(leaks), @"gives up: rank 0 was killed at its memory limit of 8.0 GiB (OOMKilled, exit code 137), having used 8.0 GiB; its memory had been growing by 6.0 GiB an hour; it writes no checkpoint to begin anew from; it had 8.0 GiB and memory.max allows no more");
 }
 
+/// What a program does in a step is what it leaks by, however fast its node is.
+#[test]
+fn a_leak_is_scheduled_by_the_steps_that_are_told() {
+    let leaks = |had: &Had| Evidence {
+        leak: Some(LeakRate {
+            gpu: false,
+            bytes_per_hour: 6 << 30,
+            bytes_per_step: had.steps.map(|_| 48 << 20),
+        }),
+        ..oom_killed(had)
+    };
+    let tells = || Had {
+        steps: Some(128),
+        ..had()
+    };
+    let story = Story {
+        had: tells(),
+        ..Story::default()
+    };
+    insta::assert_snapshot!(story.says(leaks), @r"
+    again, with a restart from its checkpoint every 93 steps, before its memory is full
+    again, with a restart from its checkpoint every 46 steps, before its memory is full
+    again, with a restart from its checkpoint every 23 steps, before its memory is full
+    gives up: rank 0 was killed at its memory limit of 8.0 GiB (OOMKilled, exit code 137), having used 8.0 GiB; its memory had been growing by 6.0 GiB an hour, 48 MiB a step; its retries are used up
+    ");
+    let unseen = Story {
+        had: tells(),
+        max: Some(Bytes::gib(8)),
+        retries_left: 1,
+        ..Story::default()
+    };
+    insta::assert_snapshot!(unseen.says(oom_killed).lines().next().unwrap_or_default(), @"again, with a restart from its checkpoint every 102 steps, before its memory is full");
+}
+
+/// Nobody can count steps that are not told any more, so such a schedule was none, and says nothing against another.
+#[test]
+fn a_schedule_by_steps_that_are_told_no_more_goes_on_by_the_clock() {
+    let mut story = Story {
+        tuning: Tuning {
+            restart_every: Some(RestartEvery {
+                seconds: 1200,
+                steps: Some(93),
+            }),
+            ..Tuning::default()
+        },
+        max: Some(Bytes::gib(8)),
+        progresses: false,
+        ..Story::default()
+    };
+    let had = story.had.clone();
+    let Recovery::Again { changes, .. } = story.dies(&oom_killed(&had)) else {
+        panic!("it is given up");
+    };
+    insta::assert_snapshot!(changes[0].to_string(), @"a restart from its checkpoint every 20 min, before its memory is full");
+}
+
 #[test]
 fn a_gpu_that_is_full_gets_smaller_batches_and_then_more_memory() {
     let full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.06 GiB is free. Including non-PyTorch memory, this process has 38.31 GiB memory in use. Of the allocated memory 37.00 GiB is allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated.";
     insta::assert_snapshot!(Story::default().says(|_| evidence(1, "Error", full)), @r"
     again, with a micro-batch of 1/2 with 2 times the gradient accumulation
     again, with GPUs with more memory: h100
-    again, with a restart from its checkpoint every 48 min
+    again, with a restart from its checkpoint every 48 min, before its memory is full
     gives up: rank 0 ran out of GPU memory (CUDA): 2.0 GiB were asked for with 1.1 GiB of 39 GiB free; its retries are used up
     ");
     let silent = "RuntimeError: CUDA error: out of memory";

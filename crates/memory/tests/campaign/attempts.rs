@@ -3,7 +3,7 @@
 use stoke_api::trainjob::Tuning;
 use stoke_memory::{End, Evidence, LeakRate, LogDigest, LogScan, Terminated, Usage};
 
-use super::{Fault, GIB, Job, between, gib};
+use super::{Fault, GIB, Job, SECONDS_A_STEP, between, gib};
 use crate::logs::{Log, Rng, STYLES};
 
 /// How an attempt ended.
@@ -333,7 +333,6 @@ impl Job {
         container: Option<Terminated>,
         log: Option<LogDigest>,
     ) -> Ran {
-        const SECONDS_A_STEP: u64 = 60;
         const CHECKPOINT_EVERY: u64 = 10;
         let fits = ((full - base) / per_step).max(0.0) as u64;
         let schedule = tuning

@@ -14,6 +14,7 @@ use crate::logs::Rng;
 const GIB: f64 = (1_u64 << 30) as f64;
 const NODES: u64 = 6;
 const NODE_STORAGE: f64 = 400.0;
+const SECONDS_A_STEP: u64 = 60;
 /// No rule tries longer than that.
 const ATTEMPTS_MAX: u32 = 24;
 
@@ -395,7 +396,7 @@ impl Job {
             storage: Some(tuning.storage.unwrap_or(gib(self.storage))),
             gpu_memory: Some(gib(self.gpu_memory(tuning))),
             seconds: death.seconds,
-            steps: None,
+            steps: self.measured.then_some(death.seconds / SECONDS_A_STEP),
         }
     }
 

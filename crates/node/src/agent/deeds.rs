@@ -81,7 +81,7 @@ impl Deed {
         let (kind, to) = match action {
             Action::Raise { to, .. } => (Kind::Raise, *to),
             Action::GiveBack { to, .. } => (Kind::GiveBack, *to),
-            Action::AskCheckpoint { .. } | Action::Calm => return None,
+            Action::AskCheckpoint { .. } | Action::AskInTime { .. } | Action::Calm => return None,
         };
         Some(Self {
             who,

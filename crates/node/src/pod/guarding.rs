@@ -41,7 +41,7 @@ impl Worker {
                     return;
                 }
             }
-            Action::AskCheckpoint { .. } => {
+            Action::AskCheckpoint { .. } | Action::AskInTime { .. } => {
                 if !self.ask_for_checkpoint(&action.to_string()).await {
                     self.watched.ask_again(&container);
                     return;

@@ -179,7 +179,7 @@ impl Watched {
             Action::Raise { .. } | Action::GiveBack { .. } => {
                 vigil.refused("too much is to be done at once".to_owned());
             }
-            Action::AskCheckpoint { .. } => vigil.ask_again(),
+            Action::AskCheckpoint { .. } | Action::AskInTime { .. } => vigil.ask_again(),
             Action::Calm => vigil.was_in_danger(),
         }
     }

@@ -1,7 +1,8 @@
 //! A job goes on from a checkpoint with its memory given back, before it has used up what it may have, or what its node has.
 //!
-//! It is asked for the checkpoint first: by its node, when that sees the end of its limit coming; from here, when it has run as long as its
-//! restart schedule lets it, or when its node runs out as a whole and it is the one that loses least. Only what is saved is begun anew, so
+//! It is asked for the checkpoint first: by its node, when that sees the end of its limit coming, or has counted the steps that its restart
+//! schedule lets it do; from here, when it has run as long as a schedule without steps lets it, or when its node runs out as a whole and it
+//! is the one that loses least. Only what is saved is begun anew, so
 //! that no work is lost and no job restarts without getting on.
 
 use std::time::Duration;
@@ -115,7 +116,9 @@ impl Turn<'_> {
                 .zip(attempt.finished_at.as_ref());
             // Who ran as long as its schedule let it was not stopped before its time.
             let enough = attempt.tuning.restart_every.map_or(SOON, |every| {
-                SignedDuration::try_from(Duration::from_secs(every.seconds / 4 * 3))
+                // How long steps take is a guess: they may be several times as fast on another node.
+                let quarters = if every.steps.is_some() { 1 } else { 3 };
+                SignedDuration::try_from(Duration::from_secs(every.seconds / 4 * quarters))
                     .map_or(SOON, |scheduled| scheduled.min(SOON))
             });
             attempt.outcome == Some(Outcome::Restarted)
@@ -125,12 +128,15 @@ impl Turn<'_> {
         before.take_while(is_soon).count()
     }
 
-    /// When it has run as long as its schedule lets it.
+    /// When it has run as long as its schedule lets it. One by steps is its nodes' to heed: they see them, and say so as a risk. Here it is
+    /// only seen to that it is heeded at all.
     fn restart_due(&self, attempt: &Attempt) -> Option<Timestamp> {
         let running = attempt.running_at.as_ref()?.0;
         let every = attempt.tuning.restart_every?;
         self.job.spec.checkpoint.as_ref()?;
-        (every.seconds > 0).then(|| after(running, Duration::from_secs(every.seconds)))
+        let times = if every.steps.is_some() { 2 } else { 1 };
+        let seconds = every.seconds.saturating_mul(times);
+        (seconds > 0).then(|| after(running, Duration::from_secs(seconds)))
     }
 
     /// When it is to leave its node, where it is. One job leaves at a time: its memory may be all that was missing.

@@ -234,8 +234,10 @@ pub fn restarted(attempt: &Attempt, at_risk: Option<&str>) -> String {
     match (at_risk, attempt.tuning.restart_every) {
         (Some(why), _) => format!("{goes_on}: {why}"),
         (None, Some(every)) => {
-            let every = Span {
-                seconds: every.seconds,
+            let seconds = every.seconds;
+            let every = match every.steps {
+                Some(steps) => format!("{steps} steps"),
+                None => Span { seconds }.to_string(),
             };
             format!("{goes_on}, as every {every}, for it leaks")
         }

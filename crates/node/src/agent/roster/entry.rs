@@ -216,7 +216,7 @@ impl Entry {
         } else {
             self.outbox.say(action.to_string());
         }
-        if let Action::AskCheckpoint { .. } = action {
+        if let Action::AskCheckpoint { .. } | Action::AskInTime { .. } = action {
             self.outbox.tell(deeds::request(action, around.now));
         }
         if !matches!(action, Action::GiveBack { .. }) {

@@ -291,6 +291,36 @@ fn a_worker_that_runs_out_is_given_more_and_then_asked_for_a_checkpoint() {
 }
 
 #[test]
+fn a_leak_that_has_done_its_steps_is_asked_to_save_and_its_operator_told() {
+    let mut roster = Roster::new(Scope::Jobs);
+    let mut pod = worker("u1", "100Mi");
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(
+        "stokehold.dev/memory-terms".to_owned(),
+        r#"{"limit": "160Mi", "max": "160Mi", "restartSteps": 20}"#.to_owned(),
+    );
+    see(&mut roster, &pod);
+    let mut steps = |second: u64, step: u64| {
+        let mut readings = uses(60, 160);
+        if let Outcome::Measured { said, .. } = &mut readings[0].outcome {
+            said.step = Some(step);
+        }
+        deeds(&mut roster, second, readings, &plenty())
+    };
+    // It goes on from a checkpoint of an earlier attempt: its own steps count.
+    assert_eq!(steps(0, 500), []);
+    assert_eq!(steps(1, 519), []);
+    let asked = steps(2, 521);
+    let all = told(&asked);
+    assert!(asked.iter().any(Deed::asks_for_checkpoint), "{all}");
+    assert!(all.contains("checkpointAskedAt"), "{all}");
+    assert!(all.contains("has done 21 steps"), "{all}");
+    for second in 3..60 {
+        assert_eq!(steps(second, 520 + second), [], "once, and not taken back");
+    }
+}
+
+#[test]
 fn a_checkpoint_that_a_program_tells_of_is_told_once_and_dated() {
     let mut roster = Roster::new(Scope::Jobs);
     see(&mut roster, &worker("u1", "100Mi"));

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use serde_json::Value;
 use stoke_api::contract::{STATUS, STATUS_VOLUME};
-use stoke_api::names::LAST_CHECKPOINT_ANNOTATION;
+use stoke_api::names::{LAST_CHECKPOINT_ANNOTATION, MEMORY_TERMS_ANNOTATION};
 use stoke_api::risk::{MemoryRisk, Stage};
 use stoke_memory::guard::{Danger, Kind, Shortage};
 use tempfile::TempDir;
@@ -239,6 +239,27 @@ async fn a_request_that_got_lost_is_made_again() {
     assert!(scene.annotation(CHECKPOINT_REQUEST_ANNOTATION).is_some());
     assert!(scene.worker.risk.is_some());
     assert!(scene.look(158).is_empty(), "once");
+}
+
+#[tokio::test]
+async fn a_leak_that_has_done_its_steps_is_asked_to_save() {
+    let terms = r#"{"limit": "160Mi", "restartSteps": 20}"#;
+    let mut scene = scene(&json!({MEMORY_TERMS_ANNOTATION: terms}));
+    let volume = scene.worker.dir.volume(STATUS_VOLUME);
+    let mut asked = Vec::new();
+    for step in [100, 119, 120, 121] {
+        write(&volume, &json!({"step": step}).to_string());
+        asked.extend(scene.look(50));
+    }
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    scene.worker.act(asked.remove(0)).await;
+    scene.worker.tell_risk().await;
+    assert_eq!(scene.risk(), Some(Stage::AtTheEnd));
+    let request = scene.annotation(CHECKPOINT_REQUEST_ANNOTATION);
+    assert!(
+        request.is_some_and(|it| it.contains("begins anew every 20")),
+        "the program is asked"
+    );
 }
 
 #[tokio::test]
