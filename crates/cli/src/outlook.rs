@@ -4,7 +4,8 @@ use futures::TryFutureExt;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
-use stoke_control::{Config, Listed, Outlook};
+use stoke_api::{JobProfile, TrainJob};
+use stoke_control::{Config, Listed, NextRun, Outlook};
 
 use crate::clock;
 use crate::failure;
@@ -33,13 +34,67 @@ pub async fn of(
     };
     let config = Config {
         topology: levels.to_vec(),
-        ..if session.is_cluster() {
-            Config::cluster()
-        } else {
-            Config::machine(std::env::current_exe().unwrap_or_default())
-        }
+        ..config(session)
     };
     Ok(Ok(Outlook::of(listed, config, clock::now())))
+}
+
+fn config(session: &Session) -> Config {
+    if session.is_cluster() {
+        Config::cluster()
+    } else {
+        Config::machine(std::env::current_exe().unwrap_or_default())
+    }
+}
+
+/// What the next run of one job gets.
+#[derive(Debug)]
+pub struct Next {
+    /// The error says what is wrong with the job.
+    pub run: Result<NextRun, String>,
+    /// What nodes have is not known, for they may not be seen.
+    pub hides_nodes: bool,
+}
+
+/// As the operator would size its workers. Only what has a say in that is read.
+pub async fn next_run(
+    client: &Client,
+    session: &Session,
+    job: &TrainJob,
+    profile: Option<&JobProfile>,
+) -> anyhow::Result<Next> {
+    let namespace = job.namespace();
+    let (nodes, volumes, datasets, claims) = tokio::try_join!(
+        seen(Api::all(client.clone())),
+        seen(Api::all(client.clone())),
+        seen(Api::namespaced(client.clone(), namespace)),
+        seen(Api::namespaced(client.clone(), namespace)),
+    )?;
+    let hides_nodes = nodes.is_none();
+    let listed = Listed {
+        nodes: nodes.unwrap_or_default(),
+        volumes: volumes.unwrap_or_default(),
+        datasets: datasets.unwrap_or_default(),
+        claims: claims.unwrap_or_default(),
+        profiles: profile.cloned().into_iter().collect(),
+        ..Listed::default()
+    };
+    Ok(Next {
+        run: listed.next_run(job.clone(), &config(session), clock::now()),
+        hides_nodes,
+    })
+}
+
+/// All objects of a kind; none where they may not be seen.
+async fn seen<K>(api: Api<K>) -> anyhow::Result<Option<Vec<K>>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    match pages(api).await {
+        Ok(found) => Ok(Some(found)),
+        Err(Trouble::Hidden(_)) => Ok(None),
+        Err(Trouble::Failed(error)) => Err(error),
+    }
 }
 
 enum Trouble {
@@ -69,12 +124,18 @@ async fn list(client: &Client) -> Result<Listed, Trouble> {
     })
 }
 
-/// All objects of a kind, page by page.
 async fn all<K>(client: &Client) -> Result<Vec<K>, Trouble>
 where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let api: Api<K> = Api::all(client.clone());
+    pages(Api::all(client.clone())).await
+}
+
+/// All objects of a kind, page by page.
+async fn pages<K>(api: Api<K>) -> Result<Vec<K>, Trouble>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
     let what = K::plural(&());
     let mut found = Vec::new();
     let mut page = ListParams::default().limit(PAGE);

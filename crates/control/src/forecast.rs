@@ -5,11 +5,15 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::runtime::watcher::Event;
-use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
+use stoke_api::trainjob::Sizing;
+use stoke_api::{Bytes, Dataset, JobProfile, Queue, TrainJob};
 use stoke_sched::Scheduler;
 
 use crate::config::Config;
+use crate::mirror::Key;
 use crate::trainjob::admission;
+use crate::trainjob::observe::{Aside, observe};
+use crate::trainjob::plan::next_size;
 use crate::world::{Kind, World};
 
 /// All that a scheduler decides by.
@@ -26,7 +30,40 @@ pub struct Listed {
     pub volumes: Vec<PersistentVolume>,
 }
 
+/// What each worker of a job's next run gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextRun {
+    pub memory: Sizing,
+    /// What its memory limit may be raised to while it runs.
+    pub memory_max: Option<Bytes>,
+}
+
 impl Listed {
+    /// What the next run of a job gets: its next attempt, or, where it is over, the first of a job that is submitted like it. The error says
+    /// what is wrong with the job.
+    ///
+    /// Other jobs and pods have no say in that, and need not be listed; what its profile, its datasets and the nodes say has.
+    pub fn next_run(
+        self,
+        mut job: TrainJob,
+        config: &Config,
+        now: Timestamp,
+    ) -> Result<NextRun, String> {
+        if job.is_finished() {
+            job.status = None;
+        }
+        let key = Key::of(&job.metadata);
+        let jobs = vec![job];
+        let world = Self { jobs, ..self }.world(config);
+        let observed = observe(&world, &key, Aside::default());
+        let observed = observed.ok_or_else(|| format!("there is no job {key}"))?;
+        let size = next_size(&observed, config, now)?;
+        Ok(NextRun {
+            memory: size.memory,
+            memory_max: size.memory_max,
+        })
+    }
+
     /// A scheduler that knows all of it, and has decided nothing yet. Jobs are called `namespace/name`; one that waits for something else
     /// than room (a dataset, its next attempt, its author) is not in it.
     pub fn scheduler(self, config: &Config, now: Timestamp) -> Scheduler {

@@ -43,6 +43,8 @@ pub struct Hub {
     pub pace: Pace,
     /// Told when the scheduler may decide something new.
     pub room: Notify,
+    /// Told when there may be more profiles than are kept.
+    pub profiles: Notify,
     world: Mutex<World>,
     /// What the API server refused for a job when its plan was last carried out.
     refusals: Mutex<BTreeMap<Key, Refusal>>,
@@ -66,6 +68,7 @@ impl Hub {
             placing: tokio::sync::Mutex::new(()),
             pace: Pace::default(),
             room: Notify::new(),
+            profiles: Notify::new(),
             world: Mutex::new(World::new(config.clone())),
             refusals: Mutex::default(),
             tails: Mutex::default(),
@@ -124,6 +127,9 @@ impl Hub {
         }
         if wakes.room {
             self.room.notify_one();
+        }
+        if wakes.profiles {
+            self.profiles.notify_one();
         }
         if self.config.binder {
             for key in wakes.pods {

@@ -16,6 +16,7 @@ mod hub;
 mod lead;
 mod lease;
 mod mirror;
+mod outlived;
 mod outlook;
 mod queue;
 mod queue_status;
@@ -38,7 +39,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use config::{Backoff, Config, Home};
-pub use forecast::Listed;
+pub use forecast::{Listed, NextRun};
 pub use lead::lead;
 pub use lease::{LeaseOptions, LeaseOptionsError};
 pub use outlook::{Outlook, Start, Supposed, Verdict, Yield};
@@ -108,6 +109,7 @@ async fn controllers(
         let pods = work(&hub, &hub.unbound, bind, &shutdown);
         tokio::select! {
             () = trainjob::admission::serve_as_room_comes_free(&hub) => {}
+            () = outlived::clear_away(&hub) => {}
             _ = futures::future::join3(jobs, queues, pods) => {}
         }
     };

@@ -6,6 +6,8 @@ mod children;
 pub mod fingerprint;
 #[cfg(test)]
 pub mod fixtures;
+#[cfg(test)]
+mod foretold;
 mod frameworks;
 #[cfg(test)]
 mod learned;

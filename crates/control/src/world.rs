@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::watcher::Event;
 use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
@@ -26,6 +27,7 @@ pub use self::holding::{first, joined, plan_of};
 use self::holding::{holds, lease, lease_of, live_attempt, promise_of};
 pub use self::kinds::Kind;
 use self::ledger::{Ledger, Used};
+pub use self::profiles::Outlived;
 use self::rooms::Rooms;
 pub use self::rooms::{Ask, Demand, Grant, Room, id_of};
 pub use self::serving::{Changed, needs_nodes};
@@ -52,6 +54,8 @@ pub struct World {
     workers: HashMap<Key, BTreeSet<Box<str>>>,
     /// The jobs that learn from each profile, whether it is there or not.
     learners: HashMap<Key, BTreeSet<Key>>,
+    /// By namespace, when each profile was touched last and its name.
+    ages: BTreeMap<String, BTreeSet<(Timestamp, Box<str>)>>,
     /// Pods without a node.
     unbound: BTreeSet<Key>,
     addresses: Arc<BTreeMap<String, String>>,
@@ -78,6 +82,8 @@ pub struct Wakes {
     pub queues: Vec<String>,
     /// Queues of which a job has changed; those above them included.
     pub queues_soon: Vec<String>,
+    /// There may be more profiles than are kept.
+    pub profiles: bool,
     /// The scheduler may decide something new.
     pub room: bool,
 }
@@ -100,6 +106,7 @@ impl World {
             rooms,
             workers: HashMap::new(),
             learners: HashMap::new(),
+            ages: BTreeMap::new(),
             unbound: BTreeSet::new(),
             addresses: Arc::default(),
             leased: BTreeMap::new(),

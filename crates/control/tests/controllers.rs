@@ -13,11 +13,11 @@ use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use stoke_api::TrainJob;
 use stoke_api::condition::{self, ConditionType};
 use stoke_api::trainjob::Phase;
+use stoke_api::{JobProfile, TrainJob};
 use stoke_apiserver::{ApiServer, NoLogs, Options, housekeeping};
-use stoke_control::{Config, ControlError};
+use stoke_control::{Config, ControlError, Fingerprint};
 use stoke_store::Store;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -480,6 +480,39 @@ async fn what_the_server_refuses_is_told_in_its_own_words_and_can_be_mended() {
         .pod_goes(&format!("odd-{attempt}-0"), "Running", None)
         .await;
     engine.phase("odd", Phase::Running).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_profile_that_nobody_needs_is_deleted_and_one_whose_job_is_there_is_not() {
+    let engine = Engine::start(0).await;
+    engine.submit("here", json!({"command": ["train"]})).await;
+    let job = engine.jobs().get("here").await.expect("the job");
+    let profiles: Api<JobProfile> = Api::namespaced(engine.client.clone(), "default");
+    let used = Fingerprint::of(&job).name;
+    let names = [
+        (used.as_str(), "2001-01-01T00:00:00Z"),
+        ("forgotten", "2001-01-01T00:00:00Z"),
+        ("lately", "2026-01-01T00:00:00Z"),
+    ];
+    for (name, last_run) in names {
+        let profile = json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "JobProfile", "metadata": {"name": name},
+            "spec": {"version": 1, "fingerprint": name, "lastRun": last_run}});
+        let profile = serde_json::from_value(profile).expect("a profile");
+        let created = profiles.create(&PostParams::default(), &profile).await;
+        created.expect("the profile is created");
+    }
+    let gone = await_condition(profiles.clone(), "forgotten", |it: Option<&JobProfile>| {
+        it.is_none()
+    });
+    let gone = tokio::time::timeout(PATIENCE, gone).await;
+    gone.expect("it is deleted").expect("a watch");
+    let left = profiles.list(&ListParams::default()).await;
+    let left: BTreeSet<String> = left
+        .expect("a list")
+        .iter()
+        .map(kube::ResourceExt::name_any)
+        .collect();
+    assert_eq!(left, BTreeSet::from([used.clone(), "lately".to_owned()]));
 }
 
 /// Every pod that is bound runs and ends; nothing may ever be given out twice.

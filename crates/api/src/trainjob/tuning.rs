@@ -42,13 +42,14 @@ pub struct Tuning {
     pub restart_every: Option<RestartEvery>,
 }
 
-/// When a job that leaks begins anew from its checkpoint: by its steps where it tells them, else by the clock.
+/// When a job that leaks begins anew from its checkpoint: by its steps where they are said, which its nodes count, else by the
+/// clock.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestartEvery {
-    /// Seconds of running. Where steps are said, about how long those take.
+    /// Seconds of running.
     pub seconds: u64,
-    /// Steps, which its nodes count.
+    /// Steps, where the job tells them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
 }

@@ -16,7 +16,7 @@ use stoke_api::profile::PROFILE_VERSION;
 use stoke_api::risk::MemoryRisk;
 use stoke_api::trainjob::{Attempt, Sizing};
 use stoke_api::{Bytes, JobProfile};
-use stoke_memory::{FailureCost, History, size};
+use stoke_memory::History;
 
 use self::chart::Chart;
 use super::describe::ran;
@@ -24,12 +24,14 @@ use super::table::Grid;
 use super::{count, top};
 use crate::clock;
 use crate::jobs::{self, JobView};
+use crate::outlook::Next;
 use crate::terminal::{BOLD, paint};
 
 /// The attempt of that number, else the latest.
 pub fn job(
     view: &JobView,
     profile: Option<&JobProfile>,
+    next: &Next,
     number: Option<u32>,
     now: Timestamp,
 ) -> String {
@@ -42,7 +44,7 @@ pub fn job(
         Some(attempt) => of_attempt(view, attempt, now),
         None => format!("{} has not run yet.\n", paint(BOLD, view.job.name())),
     };
-    let _ = write!(text, "\n{}", next_run(view, profile, now));
+    let _ = write!(text, "\n{}", next_run(view, profile, next, now));
     text
 }
 
@@ -208,7 +210,7 @@ fn remarks(
 }
 
 /// What is known of runs like it, and what that means for the next.
-fn next_run(view: &JobView, profile: Option<&JobProfile>, now: Timestamp) -> String {
+fn next_run(view: &JobView, profile: Option<&JobProfile>, next: &Next, now: Timestamp) -> String {
     let mut text = format!("{}\n", paint(BOLD, "The next run"));
     let spec = &view.job.spec;
     let known = profile.filter(|profile| profile.spec.version == PROFILE_VERSION);
@@ -221,24 +223,33 @@ fn next_run(view: &JobView, profile: Option<&JobProfile>, now: Timestamp) -> Str
     }
     let history = known.map(|profile| History::of(&profile.spec.history));
     let history = history.unwrap_or_default();
-    let said = spec.memory.as_ref();
-    let is_said = said.is_some_and(|memory| memory.limit.is_some());
-    match history.advise(None, FailureCost::default()) {
-        Some(advice) => {
-            let sizing = size(said, spec.priority, None, Some(&advice));
-            let (request, limit) = (sizing.request.human(), sizing.limit.human());
+    let is_said = spec.memory.as_ref().is_some_and(|it| it.limit.is_some());
+    match &next.run {
+        Err(wrong) => {
+            let _ = writeln!(text, "  cannot be sized: {wrong}");
+        }
+        Ok(_) if next.hides_nodes && !is_said && history.runs().is_empty() => {
+            text.push_str(
+                "  gets its share of a node, and you may not see nodes: no run like it has ended yet\n",
+            );
+        }
+        Ok(run) if run.memory.limit.0 == 0 => {
+            let _ = writeln!(text, "  has no size yet: {}", run.memory.why);
+        }
+        Ok(run) => {
+            let (request, limit) = (run.memory.request.human(), run.memory.limit.human());
             let _ = writeln!(
                 text,
                 "  gets {request} of memory promised and {limit} at most"
             );
-            let _ = writeln!(text, "  because: {}", sizing.why);
-        }
-        None if is_said => {
-            let sizing = size(said, spec.priority, None, None);
-            let _ = writeln!(text, "  gets {}", sizing.why);
-        }
-        None => {
-            text.push_str("  gets its share of the node: no run like it has ended yet\n");
+            let _ = writeln!(text, "  because: {}", run.memory.why);
+            if let Some(max) = run.memory_max {
+                let _ = writeln!(
+                    text,
+                    "  and up to {} while it runs, where its node has it to spare",
+                    max.human()
+                );
+            }
         }
     }
     if let Some(profile) = known {
@@ -275,10 +286,28 @@ fn next_run(view: &JobView, profile: Option<&JobProfile>, now: Timestamp) -> Str
 mod tests {
     use super::*;
     use crate::render::fixtures;
+    use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
+    use stoke_control::{Config, Fingerprint, Listed};
 
+    /// As it is told to who may see nodes.
     fn told(view: &JobView, profile: Option<&JobProfile>) -> String {
-        let text = job(view, profile, None, fixtures::now());
+        told_with(view, profile, Some(fixtures::node()))
+    }
+
+    fn told_with(view: &JobView, profile: Option<&JobProfile>, node: Option<Node>) -> String {
+        let hides_nodes = node.is_none();
+        let listed = Listed {
+            nodes: node.into_iter().collect(),
+            profiles: profile.cloned().into_iter().collect(),
+            ..Listed::default()
+        };
+        let config = Config::machine("/usr/bin/stoke".into());
+        let next = Next {
+            run: listed.next_run(view.job.clone(), &config, fixtures::now()),
+            hides_nodes,
+        };
+        let text = job(view, profile, &next, None, fixtures::now());
         anstream::adapter::strip_str(&text).to_string()
     }
 
@@ -301,8 +330,9 @@ mod tests {
 
     fn profile(version: u32) -> JobProfile {
         let run = |key: &str, mib: u64| json!({"key": key, "at": 1_800_000_000_u64, "seconds": 160, "peak": format!("{mib}Mi"), "median": "300Mi"});
+        let name = Fingerprint::of(&fixtures::running()).name;
         serde_json::from_value(json!({
-            "apiVersion": "stokehold.dev/v1alpha1", "kind": "JobProfile", "metadata": {"name": "train-py-0123456789abcdef"},
+            "apiVersion": "stokehold.dev/v1alpha1", "kind": "JobProfile", "metadata": {"name": name, "namespace": "default"},
             "spec": {"version": version, "fingerprint": "0123456789abcdef", "runs": 2, "peak": "7000Mi", "lastRun": "2026-11-15T10:00:00Z",
                 "history": [run("a/1", 6900), run("b/1", 7000)]},
         }))
@@ -319,7 +349,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_said() {
         let running = fixtures::view(fixtures::running());
-        let text = told(&running, None);
+        let text = told_with(&running, None, None);
         assert!(
             text.contains("told by its node when its workers end"),
             "{text}"
@@ -328,5 +358,21 @@ mod tests {
         let queued = told(&fixtures::view(fixtures::queued()), Some(&profile(9)));
         assert!(queued.contains("has not run yet"), "{queued}");
         assert!(queued.contains("is of version 9"), "{queued}");
+        assert!(
+            queued.contains("4 of 8 GPUs' share of the node's 64 GiB"),
+            "{queued}"
+        );
+    }
+
+    #[test]
+    fn what_an_attempt_before_ran_out_of_is_not_what_is_told() {
+        let mut job = fixtures::running();
+        let status = job.status.as_mut().expect("a status");
+        status.tuning.memory = Some(Bytes::gib(20));
+        status.changes = vec!["a memory limit of 20 GiB".to_owned()];
+        let text = told(&fixtures::view(job), Some(&profile(1)));
+        let next = text.split("The next run").nth(1).unwrap_or_default();
+        assert!(next.contains("20 GiB at most"), "{next}");
+        assert!(next.contains("since it ran out of 8.0 GiB"), "{next}");
     }
 }

@@ -61,6 +61,61 @@ fn a_leak_that_nothing_can_hold_fails_at_once_with_the_reason() {
     assert!(told.contains("160 MiB"), "{told}");
 }
 
+/// Keeps three MiB more each step and says where it is. The first attempt ends in one large allocation that nobody can see coming.
+const SURPRISES: &str = r#"
+import json, os, time
+directory, attempt = os.environ["STOKE_CHECKPOINT_DIR"], os.environ["STOKE_ATTEMPT"]
+def load():
+    try:
+        return int(open(f"{directory}/step").read())
+    except FileNotFoundError:
+        return 0
+saved, seen, kept = load(), "", []
+for step in range(saved, 80):
+    kept.append(bytearray(b"x" * (3 << 20)))
+    time.sleep(0.25)
+    if attempt == "1" and step == 48:
+        kept.append(bytearray(b"x" * (400 << 20)))
+    asked = open(os.environ["STOKE_CHECKPOINT_REQUEST"]).read()
+    if asked and asked != seen:
+        seen, saved = asked, step + 1
+        with open(f"{directory}/step.new", "w") as file:
+            file.write(str(saved))
+        os.rename(f"{directory}/step.new", f"{directory}/step")
+        print(f"saved at {saved}: {asked}", flush=True)
+    path = os.environ["STOKE_STATUS_FILE"]
+    with open(path + ".new", "w") as file:
+        json.dump({"phase": "train", "step": step + 1, "saved_step": saved}, file)
+    os.rename(path + ".new", path)
+print(f"attempt {attempt} came to the end", flush=True)
+"#;
+
+#[test]
+fn a_leak_that_was_killed_begins_anew_every_so_many_steps() {
+    let engine = Engine::start();
+    let script = engine.write("surprises.py", SURPRISES);
+    let spec = json!({
+        "command": ["python3", script], "memory": {"limit": "256Mi"},
+        "checkpoint": {"path": "/ckpt", "size": "1Gi"}, "retries": 1,
+    });
+    let job = engine.run("surprises", &spec);
+    assert_eq!(job["status"]["phase"], "Complete");
+    let attempts = job["status"]["attempts"].as_array().expect("attempts");
+    assert_eq!(attempts[0]["outcome"], "Failed");
+    let steps = attempts[1]["tuning"]["restartEvery"]["steps"].as_u64();
+    let steps = steps.expect("a schedule by steps");
+    assert!((5..70).contains(&steps), "{steps}");
+    let change = attempts[1]["changes"][0].as_str().unwrap_or_default();
+    let said = format!("every {steps} steps, before its memory is full");
+    assert!(change.contains(&said), "{change}");
+    let restarted = attempts
+        .iter()
+        .filter(|attempt| attempt["outcome"] == "Restarted");
+    assert!(restarted.count() > 0, "its steps were counted");
+    let told = engine.stoke(&["explain", "surprises"]);
+    assert!(told.contains(&said), "{told}");
+}
+
 #[test]
 fn from_the_second_run_on_a_job_is_given_what_it_needs() {
     let engine = Engine::start();

@@ -306,6 +306,7 @@ fn nobody_is_given_more_than_was_reviewed() {
     list stokehold.dev/datasets
     watch stokehold.dev/datasets
     create stokehold.dev/jobprofiles
+    delete stokehold.dev/jobprofiles
     list stokehold.dev/jobprofiles
     patch stokehold.dev/jobprofiles
     watch stokehold.dev/jobprofiles

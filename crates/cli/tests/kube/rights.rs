@@ -72,6 +72,7 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
         jobs.create(name, &json!({"command": ["sleep", "8"]}));
         jobs.wait(name, "Complete");
     }
+    outlive_a_profile(testbed, jobs);
     ask_for_a_checkpoint(testbed, jobs);
     // One that needs more than it was given, and is given it.
     let grows = "import time\nkept = []\nfor _ in range(80): kept.append(bytearray(b'x' * (1 << 20))); time.sleep(0.05)";
@@ -162,6 +163,20 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
     });
     jobs.create("after", &json!({"command": ["true"]}));
     jobs.wait("after", "Complete");
+}
+
+/// A profile that no run has touched for a quarter of a century, beside one that was touched just now.
+fn outlive_a_profile(testbed: &Testbed, jobs: &Jobs) {
+    jobs.apply(&json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "JobProfile", "metadata": {"name": "forgotten"},
+        "spec": {"version": 1, "fingerprint": "forgotten", "lastRun": "2001-01-01T00:00:00Z"},
+    }));
+    eventually("the forgotten profile to be deleted", || {
+        let found = testbed
+            .kubectl(&["get", "jobprofile", "forgotten", "-n", JOBS])
+            .output();
+        (!found.expect("kubectl").status.success()).then_some(())
+    });
 }
 
 /// A worker that its node says to be at the end of its memory: the operator asks all of its gang to save.

@@ -33,6 +33,7 @@ use stoke_api::{Reason, TrainJob};
 
 use super::frameworks;
 use super::observe::Observed;
+use super::pod::Size;
 use super::tail::Wanted;
 use super::workers::Worker;
 use crate::config::Config;
@@ -81,6 +82,11 @@ pub fn plan(observed: &Observed, config: &Config, now: Timestamp) -> Plan {
         declines: turn.declines,
         is_told_in_passing: turn.is_told_in_passing,
     }
+}
+
+/// What each worker of the next attempt gets by what is known now, as [`plan`] would have it. The error says what is wrong with the job.
+pub fn next_size(observed: &Observed, config: &Config, now: Timestamp) -> Result<Size, String> {
+    placing::next_size(&Turn::new(observed, config, now)).map_err(|wrong| wrong.to_string())
 }
 
 fn is_ours(job: &TrainJob) -> bool {

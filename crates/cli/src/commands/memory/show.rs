@@ -11,6 +11,7 @@ use stoke_control::Fingerprint;
 use crate::clock;
 use crate::failure::{self, Exit, Failure};
 use crate::jobs;
+use crate::outlook;
 use crate::render;
 use crate::session::Session;
 use crate::terminal;
@@ -34,7 +35,8 @@ pub async fn run(args: Args, session: Session) -> anyhow::Result<ExitCode> {
     }
     let profiles: Api<JobProfile> = Api::namespaced(client.clone(), view.job.namespace());
     let profile = profile(&profiles, &view.job).await?;
-    let text = render::memory::job(&view, profile.as_ref(), args.attempt, clock::now());
+    let next = outlook::next_run(&client, &session, &view.job, profile.as_ref()).await?;
+    let text = render::memory::job(&view, profile.as_ref(), &next, args.attempt, clock::now());
     terminal::stdout().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

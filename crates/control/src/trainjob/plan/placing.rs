@@ -61,11 +61,9 @@ fn made_anew(turn: &Turn<'_>) -> Result<Ask, Waiting> {
     let job = turn.job;
     let blueprint = Blueprint::new(job, &turn.observed.datasets, turn.config)?;
     turn.claims_can_be_shared()?;
-    let unsized_gang = surrounded(turn, blueprint.gang(&untold(turn))?);
-    let nodes = candidates(&turn.observed.cluster, &unsized_gang);
+    let nodes = nodes_for(turn, &blueprint)?;
     model_fits(turn, &nodes)?;
-    let share = smallest_share(turn, &nodes);
-    let size = size_of(turn, &nodes, share.as_ref());
+    let size = size_on(turn, &nodes);
     Ok(Ask {
         gang: Arc::new(surrounded(turn, blueprint.gang(&size)?)),
         size,
@@ -77,8 +75,20 @@ fn made_anew(turn: &Turn<'_>) -> Result<Ask, Waiting> {
 /// The nodes that its workers may run on, whatever is used of them.
 pub fn nodes<'a>(turn: &'a Turn<'_>) -> Result<Vec<&'a Node>, Misconfigured> {
     let blueprint = Blueprint::new(turn.job, &turn.observed.datasets, turn.config)?;
+    nodes_for(turn, &blueprint)
+}
+
+fn nodes_for<'a>(
+    turn: &'a Turn<'_>,
+    blueprint: &Blueprint<'_>,
+) -> Result<Vec<&'a Node>, Misconfigured> {
     let gang = surrounded(turn, blueprint.gang(&untold(turn))?);
     Ok(candidates(&turn.observed.cluster, &gang))
+}
+
+/// What each worker of the next attempt gets, whatever else that waits for.
+pub fn next_size(turn: &Turn<'_>) -> Result<Size, Misconfigured> {
+    Ok(size_on(turn, &nodes(turn)?))
 }
 
 /// Nothing is chosen but what earlier attempts have taught.
@@ -100,7 +110,9 @@ pub fn advice(turn: &Turn<'_>) -> Option<Advice> {
 }
 
 /// What each worker gets: what its author said, what runs like it needed, and what attempts before this died for want of.
-fn size_of(turn: &Turn<'_>, nodes: &[&Node], share: Option<&(Share, CpuMilli)>) -> Size {
+fn size_on(turn: &Turn<'_>, nodes: &[&Node]) -> Size {
+    let share = smallest_share(turn, nodes);
+    let share = share.as_ref();
     let spec = &turn.job.spec;
     let tuning = turn.status.tuning.clone();
     let advice = advice(turn);
