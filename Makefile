@@ -10,6 +10,7 @@ IMAGE ?= stokehold.dev/stoke:$(shell sed -n 's/^appVersion: //p' charts/stokehol
 
 # Said even where it is the host's own, so that build scripts and macros, which cannot be static, are built without the flag.
 target_triple = $(shell rustc -vV | sed -n 's/^host: //p')
+static_flags = RUSTFLAGS="-C target-feature=+crt-static"
 static_dir = $(or $(CARGO_TARGET_DIR),target)/$(target_triple)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
 .DEFAULT_GOAL := help
@@ -27,15 +28,17 @@ test: ## set up what tests need, check the style, run all tests
 	@$(MAKE) --no-print-directory kube-check
 	tests/kube/with.sh $(MAKE) --no-print-directory test-on-testbed PROFILE=dev
 
-# With whatever testbed there is: an operator inside of it needs the image of this tree.
+# With whatever testbed there is: an operator inside of it needs the image of this tree. Then tests are built as what is in that image
+# is, and no dependency is built twice.
+test-on-testbed: has_nodes = $(filter full,$(STOKE_KUBE_MODE))
 test-on-testbed: $(if $(filter full,$(STOKE_KUBE_MODE)),kube-image)
-	$(CARGO) test --workspace --locked
+	$(if $(has_nodes),$(static_flags)) $(CARGO) test --workspace --locked $(if $(has_nodes),--target $(target_triple))
 
 build: ## the binary, in target/release/stoke
 	$(CARGO) build --release --locked --package stoke-cli --bin stoke
 
 static: ## the binary without shared libraries, for images
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --locked --target $(target_triple) --profile $(PROFILE) --package stoke-cli --bin stoke
+	$(static_flags) $(CARGO) build --locked --target $(target_triple) --profile $(PROFILE) --package stoke-cli --bin stoke
 	@echo $(static_dir)/stoke
 
 image: static ## an archive for `docker load` or `ctr images import`, in target/image.tar
