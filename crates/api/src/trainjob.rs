@@ -332,6 +332,30 @@ pub struct Checkpoint {
     #[serde(rename = "storageClass", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
+    /// A signal that the program has a handler for, and writes a checkpoint on: sent when one is wanted soon, beside the text in
+    /// `STOKE_CHECKPOINT_REQUEST`. Absent: none is sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signal: Option<CheckpointSignal>,
+}
+
+/// Those that mean nothing by themselves. SIGHUP is none of them: launchers such as torchrun take it for the end.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointSignal {
+    #[serde(rename = "SIGUSR1")]
+    Usr1,
+    #[serde(rename = "SIGUSR2")]
+    Usr2,
+}
+
+impl CheckpointSignal {
+    pub const ALL: [Self; 2] = [Self::Usr1, Self::Usr2];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Usr1 => "SIGUSR1",
+            Self::Usr2 => "SIGUSR2",
+        }
+    }
 }
 
 fn ten_gib() -> Bytes {

@@ -7,8 +7,8 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, kubeconfig,
-    logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
+    agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, heed,
+    kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
 use crate::world::{Asked, Named};
@@ -190,6 +190,8 @@ pub enum Command {
     ShimContainer(shim::ContainerArgs),
     #[command(hide = true)]
     Mpi(mpi::Args),
+    #[command(hide = true)]
+    Heed(heed::Args),
 }
 
 /// How objects are printed.

@@ -10,6 +10,7 @@ pub mod down;
 pub mod estimate;
 pub mod explain;
 pub mod get;
+pub mod heed;
 pub mod kubeconfig;
 pub mod logs;
 pub mod memory;
@@ -42,6 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Shim(args) => Ok(shim::run(&args)),
         Command::ShimContainer(args) => Ok(shim::run_container(&args)),
         Command::Mpi(args) => mpi::run(args),
+        Command::Heed(args) => heed::run(&args),
         Command::Completions(args) => completions::run(args),
         Command::Crds(args) => crds::run(args),
         Command::Estimate(args) => estimate::run(&args),

@@ -21,9 +21,9 @@ pub struct Config {
     pub home: Home,
     /// The network of a job that names none.
     pub network: Network,
-    /// The `stoke` binary as workers see it; MPI gangs are started with it.
+    /// The `stoke` binary as workers see it; MPI gangs, and workers that heed a signal, are started with it.
     pub stoke_exe: PathBuf,
-    /// The image that this operator runs from. On a cluster, MPI workers get the binary out of it.
+    /// The image that this operator runs from. On a cluster, workers that need the binary get it out of it.
     pub image: Option<String>,
     /// Write a NetworkPolicy for each gang on the pods' own network, so that nothing but the gang itself reaches its workers.
     pub network_policies: bool,

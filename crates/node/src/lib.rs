@@ -15,6 +15,7 @@ mod checkpoint;
 mod commons;
 mod events;
 mod gpu;
+pub mod heed;
 mod ledger;
 pub mod logs;
 mod machine;

@@ -28,7 +28,7 @@ mod exec;
 mod init;
 mod launch;
 mod main;
-mod processes;
+pub(crate) mod processes;
 pub mod protocol;
 mod root;
 mod run;

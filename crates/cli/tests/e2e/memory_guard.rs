@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use stoke_api::digest::PodDigest;
 
 use crate::growing;
-use crate::support::{Engine, is_root};
+use crate::support::{Engine, is_root, said};
 
 fn pod(engine: &Engine, name: &str) -> Value {
     serde_json::from_str(&engine.stoke(&["get", "pod", name, "-o", "json"])).expect("JSON")
@@ -89,4 +89,37 @@ fn a_leak_is_asked_for_a_checkpoint_before_the_end_and_goes_on_from_it() {
     let logs = engine.stoke(&["logs", "leaks"]);
     println!("{logs}");
     growing::check_steps(&logs, attempts.len());
+}
+
+/// Through a shell, which is not who is meant; and beside a program that has no handler, which lives on.
+#[test]
+fn a_program_that_heeds_a_signal_is_sent_one_and_no_other_is() {
+    let engine = Engine::start();
+    let script = engine.write("heeds.py", &growing::leaks_and_heeds_a_signal());
+    let deaf = "python3 -c 'import time; time.sleep(600)' & deaf=$!";
+    let line = format!("{deaf}; python3 {script} || exit 3; kill -0 $deaf && echo deaf lives");
+    let spec = json!({
+        "command": ["sh", "-c", line], "memory": {"max": "256Mi"},
+        "checkpoint": {"path": "/ckpt", "size": "1Gi", "signal": "SIGUSR1"}, "retries": 5,
+    });
+    let job = engine.run("heeds", &spec);
+    assert_eq!(job["status"]["phase"], "Complete");
+    let attempts = job["status"]["attempts"].as_array().expect("attempts");
+    let count = attempts.len();
+    assert!((2..=6).contains(&count), "{count} attempts");
+    let logs = engine.stoke(&["logs", "heeds"]);
+    println!("{logs}");
+    growing::check_steps(&logs, count);
+    assert!(logs.contains("deaf lives"));
+    let before = engine.stoke(&["logs", "heeds", "--previous"]);
+    assert!(before.contains(": by signal"), "{before}");
+
+    let odd = json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "odd"},
+        "spec": {"command": ["true"], "checkpoint": {"path": "/ckpt", "signal": "SIGKILL"}},
+    });
+    let file = engine.write("odd.json", &odd.to_string());
+    let refused = said(&engine.try_stoke(&["run", &file]));
+    println!("{refused}");
+    assert!(refused.contains("SIGUSR1") && refused.contains("signal"));
 }

@@ -50,14 +50,28 @@ fn a_worker_that_grows_beyond_its_limit_is_resized_in_place() {
 
 #[test]
 fn a_leak_is_asked_for_a_checkpoint_before_the_end_and_goes_on_from_it() {
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi"});
+    leaks("memory-leaks", growing::LEAKS, &checkpoint);
+}
+
+#[test]
+fn a_program_that_heeds_a_signal_is_sent_one() {
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "signal": "SIGUSR1"});
+    leaks(
+        "memory-heeds",
+        &growing::leaks_and_heeds_a_signal(),
+        &checkpoint,
+    );
+}
+
+fn leaks(namespace: &str, script: &str, checkpoint: &Value) {
     let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
-    let jobs = Jobs::new(&testbed, "memory-leaks");
+    let jobs = Jobs::new(&testbed, namespace);
     let _volume = Volume::new(&jobs, &testbed, "leaks-checkpoint");
     let spec = json!({
-        "command": python(growing::LEAKS), "memory": {"max": "256Mi"}, "retries": 6,
-        "checkpoint": {"path": "/ckpt", "size": "1Gi"},
+        "command": python(script), "memory": {"max": "256Mi"}, "retries": 6, "checkpoint": checkpoint,
     });
     jobs.create("leaks", &spec);
     let status = jobs.wait_until("leaks", "to end", |status| {

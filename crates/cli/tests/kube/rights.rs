@@ -73,6 +73,12 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
         jobs.wait(name, "Complete");
     }
     outlive_a_profile(testbed, jobs);
+    // One that was killed, nobody knows by whom: Events may tell.
+    jobs.create(
+        "killed",
+        &json!({"command": ["sh", "-c", "exit 137"], "retries": 0}),
+    );
+    jobs.wait("killed", "Failed");
     ask_for_a_checkpoint(testbed, jobs);
     // One that needs more than it was given, and is given it.
     let grows = "import time\nkept = []\nfor _ in range(80): kept.append(bytearray(b'x' * (1 << 20))); time.sleep(0.05)";

@@ -60,6 +60,25 @@ with open(f"{directory}/done") as done:
     print(done.read(), flush=True)
 "#;
 
+/// The same for a program that looks at no file: what asks it is a signal, which it has a handler for once it has loaded.
+pub fn leaks_and_heeds_a_signal() -> String {
+    const ASKED: &str = r#"    asked = open(os.environ["STOKE_CHECKPOINT_REQUEST"]).read()
+    if asked and asked != seen:
+        seen = asked
+"#;
+    let heeding = r#"    if signals:
+        asked = signals.pop()
+"#;
+    let handler = r#"signals = []
+import signal
+signal.signal(signal.SIGUSR1, lambda *_: signals.append("by signal"))
+begin = load()"#;
+    assert!(LEAKS.contains(ASKED), "the two are one program");
+    LEAKS
+        .replace(ASKED, heeding)
+        .replace("begin = load()", handler)
+}
+
 /// Reads what [`LEAKS`] printed in the end: every step was done, and none twice but those after the last checkpoint.
 pub fn check_steps(printed: &str, attempts: usize) {
     let steps: Vec<(usize, u32)> = printed

@@ -60,11 +60,13 @@ fn shapes() -> BTreeMap<&'static str, Pod> {
         }]}},
     });
     let mpi = json!({"framework": "mpi", "command": ["./train"], "image": "acme/mpi:1", "workers": 2, "spot": "never", "memory": {"limit": "2Gi"}});
+    let signal = json!({"command": ["python", "train.py"], "image": "acme/train:1", "checkpoint": {"path": "/ckpt", "signal": "SIGUSR1"}});
     let plain = json!({"command": ["train"], "image": "acme/train:1", "priority": "experiment"});
     [
         ("everything", everything),
         ("rdma", rdma),
         ("mpi", mpi),
+        ("signal", signal),
         ("plain", plain),
     ]
     .into_iter()
@@ -112,6 +114,36 @@ fn pods_of_every_shape() {
     for (name, pod) in shapes() {
         insta::assert_yaml_snapshot!(format!("pod_{name}"), pod);
     }
+}
+
+#[test]
+fn mpirun_is_signalled_and_passes_it_on() {
+    let job = job(
+        json!({"framework": "mpi", "command": ["./train"], "image": "a", "workers": 2, "checkpoint": {"path": "/c", "signal": "SIGUSR1"}}),
+    );
+    let (datasets, config) = (BTreeMap::new(), cluster());
+    let blueprint = Blueprint::new(&job, &datasets, &config).expect("a good job");
+    let attempt = Attempt {
+        number: 1,
+        nodes: vec!["n1".to_owned(), "n2".to_owned()],
+        ..Attempt::default()
+    };
+    let snapshot = stoke_sched::Snapshot::default();
+    let site = Site {
+        attempt: &attempt,
+        addresses: &BTreeMap::new(),
+        cluster: &snapshot,
+    };
+    let pods = blueprint.pods(&site, [0, 1]).expect("pods");
+    let commands = pods.into_iter().map(|pod| {
+        let worker = pod.spec.expect("a spec").containers.remove(0);
+        worker.command.expect("a command").join(" ")
+    });
+    let commands: Vec<String> = commands.collect();
+    insta::assert_snapshot!(commands.join("\n"), @"
+    /opt/stokehold/bin/stoke heed SIGUSR1 -- /opt/stokehold/bin/stoke mpi launch --np 2 --slots 1 -- ./train
+    /opt/stokehold/bin/stoke mpi worker
+    ");
 }
 
 /// What we generate must be what a real API server takes: it knows more rules than any of us.
@@ -226,6 +258,12 @@ fn what_a_cluster_cannot_run_says_which_field_to_change() {
     let mut stage = two_nodes(json!({"framework": "mpi", "command": ["a"], "image": "a"}));
     stage.config.image = None;
     insta::assert_snapshot!(first_line(&stage.turn("j")), @"Queued (Misconfigured) 0/1 failures 0: spec.framework: MPI workers get their launcher from the operator's own image, and it was started without --image");
+    let mut stage = two_nodes(
+        json!({"command": ["a"], "image": "a", "checkpoint": {"path": "/c", "signal": "SIGUSR2"}}),
+    );
+    stage.config.image = None;
+    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Queued (Misconfigured) 0/1 failures 0: spec.checkpoint.signal: workers get what signals them from the operator's own image, and it was started without --image");
+    insta::assert_snapshot!(reason(json!({"image": "a", "template": {"spec": {}}, "checkpoint": {"path": "/c", "signal": "SIGUSR2"}})), @"Queued (Misconfigured) 0/1 failures 0: spec.command: say what to run: nobody here knows the image's own command, and a signal is for what was started");
     insta::assert_snapshot!(reason(json!({"command": ["a"], "image": "a", "template": {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"rdma/hca": 1}}}]}}})), @"Queued (NoMatchingNodes) 0/1 failures 0: no room for a worker with 1 CPU and 16 GiB of memory; 2 nodes: 2 lack a device or huge pages it asks for; no node has that much rdma/hca: ask for less of it in the template, or add nodes that have it");
 }
 

@@ -20,7 +20,7 @@ use stoke_api::names::{
     ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, MEMORY_TERMS_ANNOTATION,
     RANK_LABEL, env, host_name, pod_name, priority_class,
 };
-use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning};
+use stoke_api::trainjob::{Attempt, CheckpointSignal, Framework, Network, Spot, Tuning};
 use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
 use stoke_sched::{Snapshot, Topology};
 
@@ -111,15 +111,43 @@ impl<'a> Blueprint<'a> {
             return Err(Misconfigured::new("template.spec.hostNetwork", problem));
         }
         if self.copies_binary() && self.config.image.is_none() {
-            let problem = "MPI workers get their launcher from the operator's own image, and it was started without --image";
-            return Err(Misconfigured::new("framework", problem));
+            let (field, problem) = if self.job.spec.framework == Framework::Mpi {
+                let problem = "MPI workers get their launcher from the operator's own image, and it was started without --image";
+                ("framework", problem)
+            } else {
+                let problem = "workers get what signals them from the operator's own image, and it was started without --image";
+                ("checkpoint.signal", problem)
+            };
+            return Err(Misconfigured::new(field, problem));
         }
         Ok(())
     }
 
     /// On a cluster our binary is not in the image of the job.
     fn copies_binary(&self) -> bool {
-        self.config.home == Home::Cluster && self.job.spec.framework == Framework::Mpi
+        let needs_it = self.job.spec.framework == Framework::Mpi || self.signal().is_some();
+        self.config.home == Home::Cluster && needs_it
+    }
+
+    /// What asks the job for a checkpoint, beside the file.
+    fn signal(&self) -> Option<CheckpointSignal> {
+        self.job.spec.checkpoint.as_ref()?.signal
+    }
+
+    /// The command with someone beside it who signals it, where the job wants that. `mpirun` passes signals on to its workers' processes.
+    fn heeding(&self, command: Vec<String>, rank: u32) -> Result<Vec<String>, Misconfigured> {
+        let is_passed_on = self.job.spec.framework == Framework::Mpi && rank > 0;
+        let Some(signal) = self.signal().filter(|_| !is_passed_on) else {
+            return Ok(command);
+        };
+        if command.is_empty() {
+            let problem = "say what to run: nobody here knows the image's own command, and a signal is for what was started";
+            return Err(Misconfigured::new("command", problem));
+        }
+        let stoke = self.config.stoke_exe.to_string_lossy().into_owned();
+        let heed = [stoke, "heed".to_owned(), signal.name().to_owned()];
+        let heed = heed.into_iter().chain(["--".to_owned()]);
+        Ok(heed.chain(command).collect())
     }
 
     /// What placement is asked for, with workers of this size.
@@ -220,7 +248,8 @@ impl<'a> Blueprint<'a> {
             rendezvous,
             stoke_exe: &self.config.stoke_exe,
         };
-        let start = frameworks::start(job.spec.framework, &gang, rank)?;
+        let mut start = frameworks::start(job.spec.framework, &gang, rank)?;
+        start.command = self.heeding(start.command, rank)?;
         let size = Size::of(attempt);
         let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;

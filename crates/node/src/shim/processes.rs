@@ -40,7 +40,7 @@ pub(super) fn descendants(root: u32) -> BTreeSet<u32> {
 }
 
 /// Direct children.
-pub(super) fn children(pid: u32) -> BTreeSet<u32> {
+pub(crate) fn children(pid: u32) -> BTreeSet<u32> {
     let listed = listed_children(pid).or_else(|| scan_parents().remove(&pid));
     listed.unwrap_or_default().into_iter().collect()
 }

@@ -79,6 +79,7 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
             every: None,
             keep: None,
             storage_class: None,
+            signal: None,
         }),
         // Who types a command watches it, and wants to see a mistake once.
         retries: args.retries.unwrap_or(0),

@@ -1,4 +1,5 @@
-//! What a worker finds in its file system beside its image: checkpoints, data, shared memory, and the binary that starts an MPI gang.
+//! What a worker finds in its file system beside its image: checkpoints, data, shared memory, and the binary that starts an MPI gang and signals
+//! who wants to be asked for checkpoints that way.
 
 use std::collections::BTreeMap;
 

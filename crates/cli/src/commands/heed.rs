@@ -1,0 +1,39 @@
+//! `stoke heed`: what the worker of a job with `checkpoint.signal` is started through. Not for people.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use stoke_api::contract::{CHECKPOINT_REQUEST, REQUEST_DIR};
+use stoke_api::trainjob::CheckpointSignal;
+use stoke_node::heed;
+
+/// Run a command, and signal it when a checkpoint is wanted
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The signal that the command has a handler for
+    #[arg(value_parser = signal)]
+    signal: CheckpointSignal,
+    /// Be the one that signals
+    #[arg(long)]
+    watch: bool,
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+fn signal(name: &str) -> Result<CheckpointSignal, String> {
+    let all = CheckpointSignal::ALL;
+    let found = all.into_iter().find(|signal| signal.name() == name);
+    found.ok_or_else(|| "not a signal that asks for checkpoints".to_owned())
+}
+
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let signal = args.signal;
+    if args.watch {
+        let request = Path::new(REQUEST_DIR).join(CHECKPOINT_REQUEST);
+        return Ok(heed::watch(signal, &request));
+    }
+    let own = std::env::current_exe()?;
+    let mut watcher = std::process::Command::new(own);
+    watcher.args(["heed", signal.name(), "--watch"]);
+    Ok(heed::start(&mut watcher, &args.command))
+}

@@ -1,0 +1,242 @@
+//! Asks a worker's program for a checkpoint by a signal, where its job said that it heeds one.
+//!
+//! It runs inside the worker's container, beside the program, and looks at the file that requests are shown in. So it is of the same
+//! user and sees the same processes in both worlds, and nobody outside needs a right to signal anyone. The program is what the container
+//! was started as: what ends it, and how, is as it would be without.
+//!
+//! Invariant: a signal goes only to processes that have a handler for it, for it would end any other; and once a request.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+use stoke_api::trainjob::CheckpointSignal;
+
+use crate::shim::processes::children;
+
+/// What a request is noticed in.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Looks at a request that nobody heeds, until that is said: a program may still be loading when it is asked.
+const LOOKS_UNTIL_TOLD: u32 = 40;
+const REQUEST_LENGTH_MAX: u64 = 4096;
+/// Processes looked at for one request.
+const PROCESSES_MAX: usize = 4096;
+/// They may catch signals to end in good order, and what they run is who was meant.
+const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "zsh", "ksh"];
+
+/// Becomes the command, with a watcher beside it that `watcher` is the command line of. Returns only if that failed.
+pub fn start(watcher: &mut Command, command: &[String]) -> ExitCode {
+    let Some((program, arguments)) = command.split_first() else {
+        return failed("there is no command to run", 126);
+    };
+    let spawned = watcher
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // What is sent to the whole group of the program is not meant for it.
+        .process_group(0)
+        .spawn();
+    if let Err(error) = spawned {
+        // The file tells the same, so the program is no worse off than one that heeds no signal.
+        eprintln!("stokehold: no signal will ask for checkpoints: {error}");
+    }
+    let error = Command::new(program).args(arguments).exec();
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    failed(&format!("cannot run {program}: {error}"), code)
+}
+
+fn failed(why: &str, code: u8) -> ExitCode {
+    eprintln!("stokehold: {why}");
+    ExitCode::from(code)
+}
+
+/// Signals the processes of its parent for each new text in `request`, for as long as the parent is there.
+pub fn watch(signal: CheckpointSignal, request: &Path) -> ExitCode {
+    let Some(parent) = getppid() else {
+        return ExitCode::SUCCESS;
+    };
+    let root = parent.as_raw_nonzero().get().unsigned_abs();
+    let mut ear = Ear::default();
+    while getppid() == Some(parent) {
+        let heard = ear.look(&text(request), || send(signal, &listeners(root, signal)));
+        if heard == Heard::NotYet {
+            let name = signal.name();
+            eprintln!(
+                "stokehold: a checkpoint is wanted, but no process here has a handler for {name}; it is sent as soon as one has"
+            );
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Which request was passed on, and how long one waits for someone to heed it.
+#[derive(Debug, Default)]
+struct Ear {
+    passed_on: String,
+    waited: u32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    PassedOn,
+    /// Nobody heeds it, which is to be told now.
+    NotYet,
+}
+
+impl Ear {
+    /// One look at what is requested. `pass_on` says whether anyone was there to be told.
+    fn look(&mut self, request: &str, pass_on: impl FnOnce() -> bool) -> Heard {
+        if request.is_empty() || request == self.passed_on {
+            return Heard::Nothing;
+        }
+        if pass_on() {
+            self.passed_on = request.to_owned();
+            return Heard::PassedOn;
+        }
+        // Once is enough for one program.
+        self.waited = self.waited.saturating_add(1);
+        if self.waited == LOOKS_UNTIL_TOLD {
+            Heard::NotYet
+        } else {
+            Heard::Nothing
+        }
+    }
+}
+
+/// What is requested; nothing where that cannot be read.
+fn text(request: &Path) -> String {
+    let mut text = Vec::new();
+    let read =
+        File::open(request).and_then(|file| file.take(REQUEST_LENGTH_MAX).read_to_end(&mut text));
+    read.map_or_else(
+        |_| String::new(),
+        |_| String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+/// The first processes from `root` downwards that have a handler: of a launcher that has none, each of the programs it runs; of a program
+/// that has one, not the loaders that it forked.
+fn listeners(root: u32, signal: CheckpointSignal) -> Vec<u32> {
+    let own = getpid().as_raw_nonzero().get().unsigned_abs();
+    let (mut found, mut left) = (Vec::new(), vec![root]);
+    for _ in 0..PROCESSES_MAX {
+        let Some(pid) = left.pop() else {
+            break;
+        };
+        if pid == own {
+            continue;
+        }
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        if has_handler(&status, signal) {
+            found.push(pid);
+        } else {
+            left.extend(children(pid));
+        }
+    }
+    found
+}
+
+/// Reads `/proc/PID/status`.
+fn has_handler(status: &str, signal: CheckpointSignal) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let is_shell = field("Name:").is_some_and(|name| SHELLS.contains(&name.trim()));
+    let caught = field("SigCgt:").and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit = 1 << (number(signal).as_raw() - 1);
+    !is_shell && caught.is_some_and(|caught| caught & bit != 0)
+}
+
+fn send(signal: CheckpointSignal, to: &[u32]) -> bool {
+    let pids = to.iter().filter_map(|pid| Pid::from_raw(*pid as i32));
+    let sent = pids.filter(|pid| kill_process(*pid, number(signal)).is_ok());
+    sent.count() > 0
+}
+
+fn number(signal: CheckpointSignal) -> Signal {
+    match signal {
+        CheckpointSignal::Usr1 => Signal::USR1,
+        CheckpointSignal::Usr2 => Signal::USR2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+
+    #[test]
+    fn a_request_is_passed_on_once_and_waits_for_someone_to_heed_it() {
+        let mut ear = Ear::default();
+        assert_eq!(ear.look("", || true), Heard::Nothing, "nothing is wanted");
+        assert_eq!(ear.look("a", || true), Heard::PassedOn);
+        assert_eq!(ear.look("a", || true), Heard::Nothing, "it was told");
+        let mut told = 0;
+        for _ in 0..3 * LOOKS_UNTIL_TOLD {
+            match ear.look("b", || false) {
+                Heard::NotYet => told += 1,
+                heard => assert_eq!(heard, Heard::Nothing),
+            }
+        }
+        assert_eq!(told, 1, "said, and said once");
+        assert_eq!(ear.look("b", || true), Heard::PassedOn, "now it listens");
+        assert_eq!(ear.look("", || true), Heard::Nothing);
+        assert_eq!(ear.look("c", || true), Heard::PassedOn);
+    }
+
+    #[test]
+    fn only_who_has_a_handler_is_signalled() {
+        use CheckpointSignal::{Usr1, Usr2};
+        let status = |name: &str, caught: &str| {
+            format!(
+                "Name:\t{name}\nUmask:\t0022\nState:\tS (sleeping)\nSigIgn:\t0000000001001000\nSigCgt:\t{caught}\n"
+            )
+        };
+        let usr1 = "0000000000000200";
+        for (text, signal, expected) in [
+            (status("python3", usr1), Usr1, true),
+            (status("python3", usr1), Usr2, false),
+            (status("python3", "0000000000000800"), Usr2, true),
+            (status("python3", "0000000000000002"), Usr1, false),
+            (status("bash", "fffffffe7ffbfeff"), Usr1, false),
+            (status("python3", "nonsense"), Usr1, false),
+            (String::new(), Usr1, false),
+        ] {
+            assert_eq!(has_handler(&text, signal), expected, "{text}");
+        }
+    }
+
+    /// A shell that traps it, a program that does not, and below it one that does and has forked.
+    #[test]
+    fn the_first_with_a_handler_are_found_below_those_without() {
+        let program = "import os, signal, sys, time
+if os.fork() == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    if os.fork() > 0:
+        print(os.getpid(), flush=True)
+time.sleep(600)";
+        let mut shell = Command::new("sh")
+            .args(["-c", "trap true USR1; python3 -c \"$0\"; true", program])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        let mut line = String::new();
+        let out = shell.stdout.take().expect("its output");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        let found = listeners(shell.id(), CheckpointSignal::Usr1);
+        let none = listeners(shell.id(), CheckpointSignal::Usr2);
+        let group = Pid::from_raw(shell.id() as i32).expect("a group");
+        rustix::process::kill_process_group(group, Signal::KILL).expect("its own group");
+        shell.wait().expect("the shell");
+        assert_eq!(found, [line.trim().parse::<u32>().expect("a number")]);
+        assert_eq!(none, [0; 0]);
+    }
+}
