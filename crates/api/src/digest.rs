@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct PodDigest {
     /// By the container's name; the last run of each.
     pub containers: BTreeMap<String, ContainerDigest>,
+    /// What the kernel's log says of processes of the pod that it killed for want of memory, where its node could read that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernel: Vec<String>,
 }
 
 /// One run of one container, or several runs taken together.

@@ -7,6 +7,7 @@
 //! Invariant: exit code 137 alone is no proof of anything.
 
 mod cause;
+mod events;
 mod figures;
 mod kernel;
 mod line;
@@ -22,6 +23,7 @@ use stoke_api::trainjob::Finding;
 use stoke_api::{Bytes, Reason};
 
 pub use cause::{Cause, Confidence, Framework, Remedy, Resource, Shape};
+pub use events::events_may_tell;
 pub use figures::Figures;
 pub use log::{LogDigest, LogScan};
 pub use start::may_still_start;
@@ -50,7 +52,7 @@ pub struct Evidence {
     pub log: Option<LogDigest>,
     /// Reason and message of Events about it and its node, from about when it ended.
     pub events: Vec<(String, String)>,
-    /// Lines of its node's kernel log, from about when it ended.
+    /// Lines of its node's kernel log, from its own time.
     pub kernel: Vec<String>,
     pub shm: Option<Usage>,
     pub storage: Option<Usage>,
@@ -201,7 +203,8 @@ fn ended(evidence: &Evidence) -> Diagnosis {
         }
         (None, None) => None,
     };
-    memory::killed(evidence, log)
+    events::told_by_events(evidence)
+        .or_else(|| memory::killed(evidence, log))
         .or_else(|| interrupted(evidence))
         .unwrap_or_else(|| match (&evidence.container, evidence.end) {
             (Some(container), End::Ended | End::NodeGone) => {

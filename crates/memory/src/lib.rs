@@ -20,7 +20,7 @@ pub use backtest::{FAILURE_COST_GIB_H, Policy, Report, Score, TableError, Workfl
 pub use diagnosis::{
     Blame, Cause, Confidence, Diagnosis, End, Evidence, Facts, Figures, Framework, LeakRate,
     LogDigest, LogScan, NOT_STARTED, Remedy, Resource, Shape, Terminated, Usage, diagnose,
-    may_still_start,
+    events_may_tell, may_still_start,
 };
 pub use digest::Digest;
 pub use foresee::{Earlier, Place, Point, Verdict, Watcher};

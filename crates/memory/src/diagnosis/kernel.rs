@@ -13,7 +13,7 @@ pub enum Where {
 pub fn victim(line: &str) -> Option<Where> {
     if line.contains("oom-kill:") && line.contains("constraint=") {
         return Some(
-            if line.contains("constraint=constraint_memcg") && !of_all_pods(line) {
+            if line.contains("constraint=constraint_memcg") && !of_more_than_the_pod(line) {
                 Where::Limit
             } else {
                 Where::Node
@@ -28,13 +28,37 @@ pub fn victim(line: &str) -> Option<Where> {
     (global || line.contains("system oom encountered")).then_some(Where::Node)
 }
 
-/// Was it the limit of all pods together, and not of one?
-fn of_all_pods(line: &str) -> bool {
-    let Some((_, rest)) = line.split_once("oom_memcg=") else {
-        return false;
+/// Was it the limit of a group that the pod is in with others: of all pods, or of whatever the node itself is in?
+fn of_more_than_the_pod(line: &str) -> bool {
+    let group = |field: &str| {
+        let rest = line.split_once(field).map(|(_, rest)| rest);
+        rest.map(|rest| rest.split([',', ' ']).next().unwrap_or_default())
     };
-    let group = rest.split([',', ' ']).next().unwrap_or_default();
-    group.contains("kubepods") && !has_pod(group)
+    group("oom_memcg=").is_some_and(|limited| {
+        let of_a_pod = limited.contains("kubepods") || group("task_memcg=").is_some_and(has_pod);
+        of_a_pod && !has_pod(limited)
+    })
+}
+
+/// The process that a line is about: `pid=9188`, `Killed process 9188 (python3)`, `victim process: python3, pid: 9188`.
+pub fn process(line: &str) -> Option<u32> {
+    let words = ["pid=", "killed process ", "kill process ", "pid: "];
+    let rest = words
+        .iter()
+        .find_map(|words| line.split_once(words).map(|(_, rest)| rest))?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit());
+    rest[..digits.unwrap_or(rest.len())].parse().ok()
+}
+
+/// Does the line say whose limit it was, and not only that it was one?
+pub fn names_group(line: &str) -> bool {
+    line.contains("oom-kill:")
+}
+
+/// Does the line name the pod of this uid?
+pub fn names_pod(line: &str, uid: &str) -> bool {
+    let (line, uid) = (line.to_ascii_lowercase(), uid.to_ascii_lowercase());
+    !uid.is_empty() && (line.contains(&uid) || line.contains(&uid.replace('-', "_")))
 }
 
 /// A pod's own cgroup has its uid in its name, with dashes or, by systemd's rules, with underscores.
@@ -50,10 +74,5 @@ fn has_pod(group: &str) -> bool {
 
 /// Is the line about another pod than the one of this uid?
 pub fn of_another(line: &str, uid: &str) -> bool {
-    let line = line.to_ascii_lowercase();
-    let uid = uid.to_ascii_lowercase();
-    !uid.is_empty()
-        && has_pod(&line)
-        && !line.contains(&uid)
-        && !line.contains(&uid.replace('-', "_"))
+    !uid.is_empty() && has_pod(&line.to_ascii_lowercase()) && !names_pod(line, uid)
 }

@@ -23,13 +23,17 @@ pub fn killed(evidence: &Evidence, log: Option<&LogDigest>) -> Option<Diagnosis>
         Some(Sign::Child | Sign::Launcher | Sign::KernelLimit | Sign::KernelNode)
     );
     let kernels = kernels_word(evidence, log);
+    let named = kernels.as_ref().is_some_and(|kernels| kernels.named);
     // A program that ended by itself, of something else that it names: a process was killed beside that.
     let of_itself = !said && !by_signal && fatal.is_some() && !child;
-    if of_itself || !(said || counted || (kernels.is_some() && (by_signal || child))) {
+    let heard = kernels.is_some() && (by_signal || child || named);
+    if of_itself || !(said || counted || heard) {
         return None;
     }
     let at_limit = near(evidence.peak, evidence.limit);
-    let node = matches!(kernels, Some((Where::Node, _))) && at_limit != Some(true);
+    let of_node = kernels.as_ref().is_some_and(|it| it.place == Where::Node);
+    // What is said of the node may be about another pod, and who is at its limit is killed there; what names this pod is about it.
+    let node = of_node && (named || at_limit != Some(true));
     let mut quotes = Vec::new();
     if said {
         quotes.push(format!("OOMKilled, exit code {}", container.exit_code));
@@ -38,46 +42,113 @@ pub fn killed(evidence: &Evidence, log: Option<&LogDigest>) -> Option<Diagnosis>
         quotes.push(format!("oom_kill {}", evidence.oom_kills));
     }
     let both = quotes.len() > 1;
-    quotes.extend(kernels.iter().map(|(_, quote)| quote.clone()));
+    let own = kernels.as_ref().is_some_and(|kernels| kernels.own);
+    let mut lines = kernels.into_iter().flat_map(|kernels| kernels.quotes);
+    quotes.extend(lines.next());
     let told_by_child = log.and_then(LogDigest::fatal).filter(|_| child);
     quotes.extend(told_by_child.map(|hit| hit.quote.clone()));
+    quotes.extend(lines);
     let found = if node {
-        out_of_node(evidence, container, said || counted)
+        out_of_node(evidence, container, said || counted || named)
     } else {
-        out_of_limit(evidence, container, said || both || kernels.is_some())
+        out_of_limit(evidence, container, said || both || own)
     };
     Some(found.quoting(quotes))
 }
 
+/// What the kernel says of who was killed.
+struct Word {
+    place: Where,
+    /// It names this very pod.
+    named: bool,
+    /// It is about this pod, named or not.
+    own: bool,
+    /// The best first.
+    quotes: Vec<String>,
+}
+
+struct Said {
+    place: Where,
+    line: String,
+    lower: String,
+    own: bool,
+}
+
+impl Said {
+    fn of(place: Where, line: String, own: bool) -> Self {
+        let lower = line.to_ascii_lowercase();
+        Self {
+            place,
+            line,
+            lower,
+            own,
+        }
+    }
+}
+
 /// The kernel's own word, or the kubelet's for it. Lines about other pods do not count.
-fn kernels_word(evidence: &Evidence, log: Option<&LogDigest>) -> Option<(Where, String)> {
-    let lines = evidence
-        .kernel
-        .iter()
-        .filter(|line| !kernel::of_another(line, &evidence.uid));
-    let lines =
-        lines.filter_map(|line| Some((kernel::victim(&line.to_ascii_lowercase())?, line.clone())));
-    let events = evidence
-        .events
-        .iter()
-        .filter(|(_, message)| !kernel::of_another(message, &evidence.uid));
+fn kernels_word(evidence: &Evidence, log: Option<&LogDigest>) -> Option<Word> {
+    let uid = &evidence.uid;
+    // Of a kill, only the line with the group says whose it was.
+    let texts = evidence.kernel.iter();
+    let texts = texts.chain(evidence.events.iter().map(|(_, message)| message));
+    let others = texts.filter(|text| kernel::of_another(text, uid));
+    let others = others.filter_map(|text| kernel::process(&text.to_ascii_lowercase()));
+    let others: Vec<u32> = others.collect();
+    let about_it = |text: &str| {
+        let process = kernel::process(&text.to_ascii_lowercase());
+        !kernel::of_another(text, uid) && process.is_none_or(|pid| !others.contains(&pid))
+    };
+    let lines = evidence.kernel.iter().filter(|line| about_it(line));
+    let lines = lines.filter_map(|line| {
+        let place = kernel::victim(&line.to_ascii_lowercase())?;
+        Some(Said::of(place, line.clone(), true))
+    });
+    let events = evidence.events.iter();
+    let events = events.filter(|(_, message)| about_it(message));
     let events = events.filter_map(|(reason, message)| {
         let place = match reason.as_str() {
             "SystemOOM" => Where::Node,
             _ => kernel::victim(&message.to_ascii_lowercase())?,
         };
-        Some((place, format!("{reason}: {message}")))
+        let line = format!("{reason}: {message}");
+        Some(Said::of(place, line, kernel::names_pod(message, uid)))
     });
+    // A node's Event of a limit is about any of its pods, and not about one that was far from its own.
+    let far = near(evidence.peak, evidence.limit) == Some(false);
+    let events = events.filter(|said| said.own || said.place == Where::Node || !far);
     let fatal = log.and_then(LogDigest::fatal);
     let in_log = fatal.and_then(|hit| match hit.sign {
-        Sign::KernelLimit => Some((Where::Limit, hit.quote.clone())),
-        Sign::KernelNode => Some((Where::Node, hit.quote.clone())),
+        Sign::KernelLimit => Some(Said::of(Where::Limit, hit.quote.clone(), true)),
+        Sign::KernelNode => Some(Said::of(Where::Node, hit.quote.clone(), true)),
         _ => None,
     });
-    let mut said: Vec<(Where, String)> = lines.chain(events).chain(in_log).collect();
-    // A limit that was reached is the nearer cause.
-    said.sort_by_key(|(place, _)| *place == Where::Node);
-    said.into_iter().next()
+    let mut said: Vec<Said> = lines.chain(events).chain(in_log).collect();
+    place_by_group(&mut said);
+    // A limit that was reached is the nearer cause; and of one kill, the line with the figures says most.
+    said.sort_by_key(|said| (said.place == Where::Node, kernel::names_group(&said.lower)));
+    let place = said.first()?.place;
+    said.retain(|said| said.place == place);
+    Some(Word {
+        place,
+        named: said.iter().any(|said| kernel::names_pod(&said.lower, uid)),
+        own: said.iter().any(|said| said.own),
+        quotes: said.into_iter().map(|said| said.line).collect(),
+    })
+}
+
+/// Of each kill there are two lines. The one with the figures says `Memory cgroup out of memory` of any group, be it a pod's or that of all
+/// pods; the other one names it.
+fn place_by_group(said: &mut [Said]) {
+    let groups = said.iter().filter(|said| kernel::names_group(&said.lower));
+    let groups = groups.filter_map(|said| Some((kernel::process(&said.lower)?, said.place)));
+    let groups: Vec<(u32, Where)> = groups.collect();
+    for said in said {
+        let pid = kernel::process(&said.lower);
+        if let Some((_, place)) = groups.iter().find(|(of, _)| Some(*of) == pid) {
+            said.place = *place;
+        }
+    }
 }
 
 /// Had it used nearly all that it may? None where nobody knows.
@@ -164,12 +235,15 @@ fn out_of_node(evidence: &Evidence, container: &Terminated, counted: bool) -> Di
         }
         _ => String::new(),
     };
-    let sentence = format!(
-        "rank {} was killed because {} had no memory left{used} (exit code {})",
-        evidence.rank,
-        first_of(&evidence.node, "its node"),
-        container.exit_code
-    );
+    let (rank, code) = (evidence.rank, container.exit_code);
+    let node = first_of(&evidence.node, "its node");
+    let sentence = if container.signal() == Some(9) {
+        format!("rank {rank} was killed because {node} had no memory left{used} (exit code {code})")
+    } else {
+        format!(
+            "a process of rank {rank} was killed because {node} had no memory left{used}, and the worker ended (exit code {code})"
+        )
+    };
     let help = "the next attempt is promised what it uses, and goes to another node where it can";
     Diagnosis {
         confidence: if counted {

@@ -216,6 +216,8 @@ impl Roster {
             who: entry.who.clone(),
             digest: PodDigest {
                 containers: entry.ended.clone(),
+                // Its log is not for those who are not root.
+                kernel: Vec::new(),
             },
         })
     }

@@ -255,6 +255,7 @@ impl Watched {
         let told = |(name, vigil): (&String, &Vigil)| Some((name.clone(), vigil.told("")?));
         let digest = PodDigest {
             containers: state.vigils.iter().filter_map(told).collect(),
+            kernel: Vec::new(),
         };
         drop(state);
         let dir = self.dir.clone();
