@@ -42,6 +42,8 @@ pub struct Metadata {
     pub rank: Option<u32>,
     /// What its worker used, as its node says; with no samples where that is only the latest.
     pub digest: Option<Box<ContainerDigest>>,
+    /// What the kernel said of its killed processes, as its node says.
+    pub kernel: Box<[Box<str>]>,
     /// Its worker may soon need more memory than it may have.
     pub risk: Option<Box<MemoryRisk>>,
     /// The latest that was written to it about a checkpoint.
@@ -118,6 +120,9 @@ pub struct Terminated {
     pub finished_at: Option<Time>,
 }
 
+/// Whoever may write annotations may have written more.
+const KERNEL_LINES_MAX: usize = 8;
+
 /// What Kubernetes writes where a pod names no scheduler.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
@@ -162,11 +167,14 @@ impl From<core::Pod> for Pod {
         let spec = pod.spec.unwrap_or_default();
         let annotations = pod.metadata.annotations.as_ref();
         let worker = spec.containers.first().map(|worker| worker.name.as_str());
+        let whole =
+            annotations.and_then(|all| PodDigest::parse(all.get(MEMORY_DIGEST_ANNOTATION)?));
+        let mut whole = whole.unwrap_or_default();
         let digest = annotations.zip(worker).and_then(|(all, worker)| {
-            let whole = all.get(MEMORY_DIGEST_ANNOTATION);
-            let whole = whole.and_then(|text| PodDigest::parse(text)?.containers.remove(worker));
-            whole.or_else(|| latest(all.get(USAGE_ANNOTATION)?, worker))
+            let ended = whole.containers.remove(worker);
+            ended.or_else(|| latest(all.get(USAGE_ANNOTATION)?, worker))
         });
+        let kernel = whole.kernel.into_iter().take(KERNEL_LINES_MAX);
         let status = pod.status.unwrap_or_default();
         let conditions = || status.conditions.iter().flatten();
         let writes = pod.metadata.managed_fields.iter().flatten();
@@ -177,6 +185,7 @@ impl From<core::Pod> for Pod {
         Self {
             metadata: Metadata {
                 digest: digest.map(Box::new),
+                kernel: kernel.map(boxed).collect(),
                 ..pod.metadata.into()
             },
             spec: PodSpec {
@@ -230,6 +239,7 @@ impl From<ObjectMeta> for Metadata {
             devices: devices.and_then(|text| indices(text)),
             last_checkpoint: checkpoint.and_then(|text| text.parse().ok()),
             digest: None,
+            kernel: Box::default(),
             risk: risk.and_then(|text| MemoryRisk::parse(text)).map(Box::new),
             checkpoint_request: request.map(|text| text.as_str().into()),
         }

@@ -19,7 +19,7 @@ use super::admission;
 use super::observe::{Aside, observe};
 use super::plan::{Action, Plan};
 use super::refusal::Refusal;
-use super::tail::Tails;
+use super::tail::{Read, Tails, Wanted};
 use crate::cluster;
 use crate::config::Config;
 use crate::forecast::Listed;
@@ -75,6 +75,8 @@ pub struct Stage {
     pub refused: Option<Refusal>,
     /// What pods printed, by name. One that is not here has no log to read.
     pub logs: BTreeMap<String, String>,
+    /// Events, by the node that they are about or that the worker they are about was on.
+    pub events: BTreeMap<String, Vec<(String, String)>>,
     pub now: Timestamp,
     pub config: Config,
     uids: u64,
@@ -100,6 +102,7 @@ impl Stage {
             volumes: Vec::new(),
             refused: None,
             logs: BTreeMap::new(),
+            events: BTreeMap::new(),
             now: at(0),
             config: config(),
             uids: 0,
@@ -143,15 +146,17 @@ impl Stage {
             };
             let mut observed = observe(world, &key, aside)?;
             let mut plan = super::plan::plan(&observed, &self.config, self.now);
-            if !plan.logs.is_empty() {
-                let read = plan.logs.iter().map(|wanted| {
-                    let log = self.logs.get(&wanted.pod);
-                    (wanted.rank, log.map(|log| LogScan::read(log.as_bytes())))
-                });
-                observed.tails = Tails::of(plan.status.attempt, read);
+            // Logs first, then Events where those leave something open.
+            for _ in 0..2 {
+                if plan.logs.is_empty() {
+                    break;
+                }
+                let read = plan.logs.iter().map(|wanted| self.read(wanted));
+                let read = Tails::of(plan.status.attempt, read);
+                observed.tails = std::mem::take(&mut observed.tails).and(read);
                 plan = super::plan::plan(&observed, &self.config, self.now);
-                assert!(plan.logs.is_empty(), "logs are read once");
             }
+            assert!(plan.logs.is_empty(), "each is read once");
             Some((observed, plan))
         };
         let (observed, plan) = look(&world)?;
@@ -164,6 +169,19 @@ impl Stage {
         }
         world.serve(self.now);
         look(&world).map(|(_, plan)| plan)
+    }
+
+    fn read(&self, wanted: &Wanted) -> Read {
+        match wanted {
+            Wanted::Log { rank, pod, .. } => {
+                let log = self.logs.get(pod);
+                Read::Log(*rank, log.map(|log| LogScan::read(log.as_bytes())))
+            }
+            Wanted::Events { rank, node, .. } => {
+                let events = self.events.get(node).cloned();
+                Read::Events(*rank, events.unwrap_or_default())
+            }
+        }
     }
 
     /// Carries out the first `writes` writes of a plan; then the controller dies.

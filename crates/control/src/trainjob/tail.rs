@@ -1,13 +1,17 @@
-//! The end of a failed worker's log. It is read once, while the attempt's end is being judged; of what is read, only what says something is
-//! kept, and only until the end is on record.
+//! The end of a failed worker's log, and where that leaves open who ended it, the Events about it. Both are read once, while the attempt's
+//! end is being judged; of what is read, only what says something is kept, and only until the end is on record.
 //!
-//! Invariant: a log that cannot be read, or not in time, holds nothing up. What it would have said is not known then, and that is all.
+//! Invariant: what cannot be read, or not in time, holds nothing up. What it would have said is not known then, and that is all.
+
+mod events;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::time::Duration;
 
 use futures::io::AsyncReadExt as _;
 use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::LogParams;
@@ -25,28 +29,55 @@ const CHUNK: usize = 64 << 10;
 /// For all of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A log that is wanted.
+/// Workers of one attempt whose Events are read, and their nodes': those that ended first.
+pub const EVENTS_MAX: usize = 2;
+
+/// What is wanted of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    pub rank: u32,
-    pub pod: String,
-    pub container: String,
+pub enum Wanted {
+    Log {
+        rank: u32,
+        pod: String,
+        container: String,
+    },
+    Events {
+        rank: u32,
+        pod_uid: String,
+        node: String,
+        ended: Timestamp,
+    },
 }
 
-/// What the logs of an attempt say.
+/// What one of them gave; none where it could not be read.
+#[derive(Debug, Clone)]
+pub enum Read {
+    Log(u32, Option<LogDigest>),
+    /// Reasons and messages.
+    Events(u32, Vec<(String, String)>),
+}
+
+/// What the logs of an attempt say, and the Events.
 #[derive(Debug, Clone, Default)]
 pub struct Tails {
     attempt: u32,
     /// By rank; none where it could not be read.
-    read: BTreeMap<u32, Option<LogDigest>>,
+    logs: BTreeMap<u32, Option<LogDigest>>,
+    events: BTreeMap<u32, Vec<(String, String)>>,
 }
 
 impl Tails {
-    pub fn of(attempt: u32, read: impl IntoIterator<Item = (u32, Option<LogDigest>)>) -> Self {
-        Self {
+    pub fn of(attempt: u32, read: impl IntoIterator<Item = Read>) -> Self {
+        let mut tails = Self {
             attempt,
-            read: read.into_iter().collect(),
+            ..Self::default()
+        };
+        for read in read {
+            match read {
+                Read::Log(rank, log) => drop(tails.logs.insert(rank, log)),
+                Read::Events(rank, events) => drop(tails.events.insert(rank, events)),
+            }
         }
+        tails
     }
 
     /// With what was read later of the same attempt. Workers that fail a moment apart are read one after the other.
@@ -55,80 +86,110 @@ impl Tails {
         if self.attempt != later.attempt {
             return later;
         }
-        self.read.extend(later.read);
+        self.logs.extend(later.logs);
+        self.events.extend(later.events);
         self
     }
 
-    /// Was it read, or at least tried?
+    /// Was its log read, or at least tried?
     pub fn has(&self, attempt: u32, rank: u32) -> bool {
-        self.attempt == attempt && self.read.contains_key(&rank)
+        self.attempt == attempt && self.logs.contains_key(&rank)
     }
 
     pub fn get(&self, attempt: u32, rank: u32) -> Option<&LogDigest> {
-        let read = (self.attempt == attempt).then(|| self.read.get(&rank));
+        let read = (self.attempt == attempt).then(|| self.logs.get(&rank));
         read.flatten()?.as_ref()
+    }
+
+    /// Were its Events read, or at least tried?
+    pub fn has_events(&self, attempt: u32, rank: u32) -> bool {
+        self.attempt == attempt && self.events.contains_key(&rank)
+    }
+
+    pub fn events(&self, attempt: u32, rank: u32) -> &[(String, String)] {
+        let read = self.events.get(&rank).filter(|_| self.attempt == attempt);
+        read.map_or(&[], Vec::as_slice)
     }
 }
 
 /// Reads all at once.
 pub async fn read(hub: &Hub, job: &TrainJob, attempt: u32, wanted: Vec<Wanted>) -> Tails {
     let deadline = Instant::now() + PATIENCE;
-    let logs = wanted
+    let readings = wanted
         .into_iter()
         .map(|wanted| try_one(hub, job, wanted, deadline));
-    let logs = stream::iter(logs).buffer_unordered(WORKERS_MAX);
-    Tails::of(attempt, logs.collect::<Vec<_>>().await)
+    let readings = stream::iter(readings).buffer_unordered(WORKERS_MAX);
+    Tails::of(attempt, readings.collect::<Vec<_>>().await)
 }
 
-async fn try_one(
-    hub: &Hub,
-    job: &TrainJob,
-    wanted: Wanted,
-    deadline: Instant,
-) -> (u32, Option<LogDigest>) {
-    match one(hub, job, &wanted, deadline).await {
-        Ok(digest) => (wanted.rank, Some(digest)),
-        Err(why) => {
-            let (job, pod) = (job.name(), wanted.pod);
-            tracing::warn!(
-                job,
-                pod,
-                why,
-                "its log could not be read, and its end is judged without"
-            );
-            (wanted.rank, None)
+async fn try_one(hub: &Hub, job: &TrainJob, wanted: Wanted, deadline: Instant) -> Read {
+    match wanted {
+        Wanted::Log {
+            rank,
+            pod,
+            container,
+        } => {
+            let read = in_time(deadline, log(hub, job, &pod, container)).await;
+            let read = read.inspect_err(|why| {
+                let job = job.name();
+                tracing::warn!(
+                    job,
+                    pod,
+                    why,
+                    "its log could not be read, and its end is judged without"
+                );
+            });
+            Read::Log(rank, read.ok())
+        }
+        Wanted::Events {
+            rank,
+            pod_uid,
+            node,
+            ended,
+        } => {
+            let reading = events::read(&hub.client, job.namespace(), &pod_uid, &node, ended);
+            let read = in_time(deadline, reading).await;
+            let read = read.inspect_err(|why| {
+                let job = job.name();
+                tracing::warn!(
+                    job,
+                    node,
+                    why,
+                    "Events could not be read, and its end is judged without"
+                );
+            });
+            Read::Events(rank, read.unwrap_or_default())
         }
     }
 }
 
-async fn one(
-    hub: &Hub,
-    job: &TrainJob,
-    wanted: &Wanted,
+async fn in_time<T>(
     deadline: Instant,
-) -> Result<LogDigest, String> {
+    reading: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let read = tokio::time::timeout_at(deadline, reading).await;
+    read.unwrap_or_else(|_| Err(format!("it took more than {PATIENCE:?}")))
+}
+
+async fn log(hub: &Hub, job: &TrainJob, pod: &str, container: String) -> Result<LogDigest, String> {
     let api: Api<Pod> = Api::namespaced(hub.client.clone(), job.namespace());
     let parameters = LogParams {
-        container: Some(wanted.container.clone()),
+        container: Some(container),
         tail_lines: Some(LINES_MAX),
         ..LogParams::default()
     };
-    let reading = async {
-        let log = api.log_stream(&wanted.pod, &parameters).await;
-        let mut log = std::pin::pin!(log.map_err(|error| error.to_string())?);
-        let mut scan = LogScan::new();
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            // What came before it broke off is as good as it was.
-            match log.read(&mut buffer).await {
-                Ok(0) | Err(_) => break,
-                Ok(count) => scan.feed(&buffer[..count]),
-            }
+    let log = api.log_stream(pod, &parameters).await;
+    let mut log = std::pin::pin!(log.map_err(|error| error.to_string())?);
+    let mut scan = LogScan::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        // What came before it broke off is as good as it was.
+        match log.read(&mut buffer).await {
+            Ok(0) | Err(_) => break,
+            Ok(count) => scan.feed(&buffer[..count]),
         }
-        Ok(scan.finish())
-    };
-    let read = tokio::time::timeout_at(deadline, reading).await;
-    read.unwrap_or_else(|_| Err(format!("it took more than {PATIENCE:?}")))
+    }
+    Ok(scan.finish())
 }
 
 #[cfg(test)]
@@ -137,11 +198,15 @@ mod tests {
 
     #[test]
     fn what_is_read_later_is_added_to_what_was_read_of_the_attempt() {
-        let first = Tails::of(1, [(0, Some(LogDigest::default()))]);
-        let both = first.and(Tails::of(1, [(1, None)]));
+        let first = Tails::of(1, [Read::Log(0, Some(LogDigest::default()))]);
+        let both = first.and(Tails::of(1, [Read::Log(1, None)]));
         assert!(both.has(1, 0) && both.has(1, 1));
         assert!(both.get(1, 0).is_some() && both.get(1, 1).is_none());
-        let next = both.and(Tails::of(2, [(1, None)]));
-        assert!(next.has(2, 1) && !next.has(2, 0) && !next.has(1, 0));
+        let event = ("SystemOOM".to_owned(), String::new());
+        let told = both.and(Tails::of(1, [Read::Events(0, vec![event])]));
+        assert!(told.has(1, 0) && told.has_events(1, 0) && !told.has_events(1, 1));
+        assert_eq!((told.events(1, 0).len(), told.events(2, 0).len()), (1, 0));
+        let next = told.and(Tails::of(2, [Read::Log(1, None)]));
+        assert!(next.has(2, 1) && !next.has(2, 0) && !next.has(1, 0) && !next.has_events(1, 0));
     }
 }

@@ -225,6 +225,13 @@ impl<'a> Worker<'a> {
             container: self.failed_container(),
             peak: peak.filter(|peak| peak.0 > 0),
             oom_kills: digest.map_or(0, |digest| digest.oom_kills),
+            kernel: self
+                .pod
+                .metadata
+                .kernel
+                .iter()
+                .map(|line| line.to_string())
+                .collect(),
             uid: text(&self.pod.metadata.uid),
             ..Evidence::default()
         }

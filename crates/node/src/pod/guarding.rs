@@ -1,5 +1,6 @@
 //! What the node does for a pod whose memory runs out, and what it tells of what a run used.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -15,10 +16,13 @@ use stoke_memory::guard::Action;
 use super::Worker;
 use super::watched::Deed;
 use crate::causes::chain;
+use crate::kernel_log::{self, Victim};
 use crate::resources::{self, MEMORY};
-use crate::shim::protocol::{ContainerState, ContainerStatus, Exit, ShimStatus};
+use crate::shim::protocol::{ContainerState, ContainerStatus, Exit, ShimStatus, reason};
 use crate::status::{Resize, bare_container_id};
 use crate::vigil;
+
+const SIGKILL: i32 = 9;
 
 impl Worker {
     /// Does what the guard of a container asks for: first what helps, then the telling.
@@ -161,6 +165,9 @@ impl Worker {
                 continue;
             }
             has_ended = true;
+            if is_a_kill(exit) {
+                self.hear_kernel(&container.name, exit).await;
+            }
             if let Some(digest) = self.watched.end(&container.name, &id, exit) {
                 self.digests
                     .containers
@@ -179,6 +186,39 @@ impl Worker {
         }
         self.digests_told
     }
+
+    /// What the kernel said of a container that it may have killed, for whoever judges its end.
+    async fn hear_kernel(&mut self, container: &str, exit: &Exit) {
+        let before = self
+            .shim
+            .as_ref()
+            .and_then(|shim| shim.container(container));
+        let pid = before.and_then(|before| match before.state {
+            ContainerState::Running { pid, .. } => Some(pid),
+            _ => None,
+        });
+        let age = exit
+            .started_at
+            .map(|started| Timestamp::now().duration_since(started));
+        let victim = Victim {
+            uid: self.uid.clone(),
+            pid,
+            age: age.unwrap_or_default().unsigned_abs(),
+        };
+        let reading = move || kernel_log::kills_of(&victim, Path::new(kernel_log::DEVICE));
+        let lines = tokio::task::spawn_blocking(reading).await;
+        let lines = lines.unwrap_or_default();
+        if !lines.is_empty() && lines != self.digests.kernel {
+            self.digests.kernel = lines;
+            self.digests_told = false;
+        }
+    }
+}
+
+/// Was it killed by the kernel, or by nobody who says so?
+fn is_a_kill(exit: &Exit) -> bool {
+    let by_nobody = exit.signal == Some(SIGKILL) && exit.reason == reason::ERROR;
+    exit.oom_killed || exit.oom_kills > 0 || by_nobody
 }
 
 /// Why a pod does not have the size it asks for, and will not have it now.

@@ -4,17 +4,18 @@ use jiff::Timestamp;
 use stoke_api::Bytes;
 use stoke_api::digest::ContainerDigest;
 use stoke_api::trainjob::Attempt;
-use stoke_memory::{Evidence, LeakRate, Usage};
+use stoke_memory::{Evidence, LeakRate, Usage, events_may_tell};
 
 use super::Turn;
 use super::ending::SAME_END;
-use crate::trainjob::tail::{WORKERS_MAX, Wanted};
+use crate::trainjob::tail::{EVENTS_MAX, WORKERS_MAX, Wanted};
 use crate::trainjob::workers::{Stage, Worker};
 
 /// Growth of less than one in so many parts of what was used is no leak that kills.
 const GROWN_PART: u64 = 3;
 
-/// The logs that may say what ended the attempt, as far as nobody has tried to read them.
+/// The logs that may say what ended the attempt, as far as nobody has tried to read them; and once they are read, the Events, where it is
+/// still open who ended a worker.
 pub fn logs(turn: &Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
     let ranks = turn.ranks(attempt);
     let failed = ranks.iter().flatten();
@@ -27,17 +28,40 @@ pub fn logs(turn: &Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
     let at_once = failed
         .into_iter()
         .filter(|(ended, _)| first.is_some_and(|first| ended.duration_since(first) <= SAME_END));
-    let unread = at_once
-        .take(WORKERS_MAX)
-        .filter(|(_, worker)| !turn.observed.tails.has(attempt.number, worker.rank));
-    let wanted = unread.filter_map(|(_, worker)| {
-        Some(Wanted {
-            rank: worker.rank,
-            pod: worker.name().to_owned(),
-            container: worker.failed_container()?.name,
+    let first: Vec<(Timestamp, &Worker<'_>)> = at_once.take(WORKERS_MAX).collect();
+    let tails = &turn.observed.tails;
+    let unread = first
+        .iter()
+        .filter(|(_, worker)| !tails.has(attempt.number, worker.rank));
+    let logs: Vec<Wanted> = unread
+        .filter_map(|(_, worker)| {
+            Some(Wanted::Log {
+                rank: worker.rank,
+                pod: worker.name().to_owned(),
+                container: worker.failed_container()?.name,
+            })
         })
+        .collect();
+    if !logs.is_empty() {
+        return logs;
+    }
+    let open = first.iter().take(EVENTS_MAX).filter(|(_, worker)| {
+        !tails.has_events(attempt.number, worker.rank)
+            && events_may_tell(&evidence(turn, attempt, worker))
     });
-    wanted.collect()
+    let events = open.map(|(ended, worker)| Wanted::Events {
+        rank: worker.rank,
+        pod_uid: worker
+            .pod
+            .metadata
+            .uid
+            .as_deref()
+            .unwrap_or_default()
+            .to_owned(),
+        node: worker.pod.node().unwrap_or_default().to_owned(),
+        ended: *ended,
+    });
+    events.collect()
 }
 
 /// All that is known of a worker that has failed.
@@ -59,6 +83,11 @@ pub fn evidence(turn: &Turn<'_>, attempt: &Attempt, worker: &Worker<'_>) -> Evid
             .tails
             .get(attempt.number, worker.rank)
             .cloned(),
+        events: turn
+            .observed
+            .tails
+            .events(attempt.number, worker.rank)
+            .to_vec(),
         shm: usage(digest.map(|it| it.shm_peak_bytes), attempt.shm.or(limit)),
         storage: usage(digest.and_then(|it| it.storage_peak_bytes), attempt.storage),
         checkpoint_path: turn.job.spec.checkpoint.as_ref().map(|it| it.path.clone()),
