@@ -26,8 +26,32 @@ const LOOKS_UNTIL_TOLD: u32 = 40;
 const REQUEST_LENGTH_MAX: u64 = 4096;
 /// Processes looked at for one request.
 const PROCESSES_MAX: usize = 4096;
-/// They may catch signals to end in good order, and what they run is who was meant.
-const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "zsh", "ksh"];
+/// Shells, which may catch signals to end in good order, and launchers, which pass them on to whole groups, with a handler or without.
+/// What they run is who was meant.
+const PASSED_BY: [&str; 22] = [
+    "sh",
+    "bash",
+    "dash",
+    "ash",
+    "zsh",
+    "ksh",
+    "busybox",
+    "tini",
+    "dumb-init",
+    "catatonit",
+    "timeout",
+    "uv",
+    "stoke",
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "orterun",
+    "orted",
+    "prterun",
+    "prte",
+    "prted",
+];
 
 /// Becomes the command, with a watcher beside it that `watcher` is the command line of. Returns only if that failed.
 pub fn start(watcher: &mut Command, command: &[String]) -> ExitCode {
@@ -57,15 +81,12 @@ fn failed(why: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Signals the processes of its parent for each new text in `request`, for as long as the parent is there.
-pub fn watch(signal: CheckpointSignal, request: &Path) -> ExitCode {
-    let Some(parent) = getppid() else {
-        return ExitCode::SUCCESS;
-    };
-    let root = parent.as_raw_nonzero().get().unsigned_abs();
+/// Signals the processes of `program`, which started this one, for each new text in `request`, for as long as it is there.
+pub fn watch(signal: CheckpointSignal, request: &Path, program: u32) -> ExitCode {
+    let parent = || getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     let mut ear = Ear::default();
-    while getppid() == Some(parent) {
-        let heard = ear.look(&text(request), || send(signal, &listeners(root, signal)));
+    while parent() == Some(program) {
+        let heard = ear.look(&text(request), || send(signal, &listeners(program, signal)));
         if heard == Heard::NotYet {
             let name = signal.name();
             eprintln!(
@@ -99,7 +120,7 @@ impl Ear {
             return Heard::Nothing;
         }
         if pass_on() {
-            self.passed_on = request.to_owned();
+            request.clone_into(&mut self.passed_on);
             return Heard::PassedOn;
         }
         // Once is enough for one program.
@@ -136,7 +157,7 @@ fn listeners(root: u32, signal: CheckpointSignal) -> Vec<u32> {
             continue;
         }
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        if has_handler(&status, signal) {
+        if has_handler(&status, signal) && !is_passed_by(&status, executable(pid).as_deref()) {
             found.push(pid);
         } else {
             left.extend(children(pid));
@@ -147,11 +168,28 @@ fn listeners(root: u32, signal: CheckpointSignal) -> Vec<u32> {
 
 /// Reads `/proc/PID/status`.
 fn has_handler(status: &str, signal: CheckpointSignal) -> bool {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let is_shell = field("Name:").is_some_and(|name| SHELLS.contains(&name.trim()));
-    let caught = field("SigCgt:").and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let caught = field(status, "SigCgt:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     let bit = 1 << (number(signal).as_raw() - 1);
-    !is_shell && caught.is_some_and(|caught| caught & bit != 0)
+    caught.is_some_and(|caught| caught & bit != 0)
+}
+
+/// A script is called by its own name, and its shell is what runs; a link to a program of many names is called by the link's.
+fn is_passed_by(status: &str, executable: Option<&str>) -> bool {
+    let names = [field(status, "Name:"), executable];
+    let mut names = names.into_iter().flatten();
+    names.any(|name| PASSED_BY.contains(&name))
+}
+
+fn executable(pid: u32) -> Option<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = status.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::trim)
 }
 
 fn send(signal: CheckpointSignal, to: &[u32]) -> bool {
@@ -205,11 +243,25 @@ mod tests {
             (status("python3", usr1), Usr2, false),
             (status("python3", "0000000000000800"), Usr2, true),
             (status("python3", "0000000000000002"), Usr1, false),
-            (status("bash", "fffffffe7ffbfeff"), Usr1, false),
             (status("python3", "nonsense"), Usr1, false),
             (String::new(), Usr1, false),
         ] {
             assert_eq!(has_handler(&text, signal), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn shells_and_launchers_are_passed_by_under_whatever_name() {
+        for (name, executable, expected) in [
+            ("python3", Some("python3.11"), false),
+            ("bash", Some("bash"), true),
+            ("train.sh", Some("bash"), true),
+            ("sh", Some("busybox"), true),
+            ("mpirun", Some("orterun"), true),
+            ("train", None, false),
+        ] {
+            let status = format!("Name:\t{name}\nUmask:\t0022\n");
+            assert_eq!(is_passed_by(&status, executable), expected, "{name}");
         }
     }
 

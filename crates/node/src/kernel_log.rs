@@ -3,6 +3,7 @@
 //! The log is everyone's, so of it nothing is kept but lines about the pod that is asked for. Where it may not be read it is as if it
 //! said nothing.
 
+use std::collections::VecDeque;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -20,7 +21,10 @@ const READ_MAX: usize = 64 << 20;
 const RECORD_MAX: usize = 8 << 10;
 const KILLS_MAX: usize = 1024;
 const LINES_MAX: usize = 4;
-const LINE_LENGTH_MAX: usize = 400;
+/// As the kernel has them: the number of the process is at the end of names of groups that may be long.
+const LINE_LENGTH_MAX: usize = 1000;
+/// One part in so many, as clocks of machines go.
+const DRIFT: u32 = 2000;
 /// A container may be killed before it is known to have started.
 const SLACK: Duration = Duration::from_secs(2);
 
@@ -39,22 +43,24 @@ pub(crate) struct Victim {
 pub(crate) fn kills_of(victim: &Victim, device: &Path) -> Vec<String> {
     let uptime = clock_gettime(ClockId::Monotonic);
     let uptime = Duration::try_from(uptime).unwrap_or_default();
-    let since = uptime.saturating_sub(victim.age).saturating_sub(SLACK);
+    // Records have the scheduler's clock, which nobody keeps right.
+    let drift = uptime / DRIFT;
+    let since = uptime.saturating_sub(victim.age + SLACK + drift);
     about(victim, since, &kills(device))
 }
 
-/// All records of kills. The kernel gives one record a read and says when it has no more.
-fn kills(device: &Path) -> Vec<String> {
+/// The latest records of kills. The kernel gives one record a read, the oldest first, and says when it has no more.
+fn kills(device: &Path) -> VecDeque<String> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let opened = OpenOptions::new()
         .read(true)
         .custom_flags(flags)
         .open(device);
     let Ok(mut log) = opened else {
-        return Vec::new();
+        return VecDeque::new();
     };
-    let (mut kills, mut buffer, mut read) = (Vec::new(), vec![0; RECORD_MAX], 0);
-    while read < READ_MAX && kills.len() < KILLS_MAX {
+    let (mut kills, mut buffer, mut read) = (VecDeque::new(), vec![0; RECORD_MAX], 0);
+    while read < READ_MAX {
         match log.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => {
@@ -62,6 +68,7 @@ fn kills(device: &Path) -> Vec<String> {
                 let text = String::from_utf8_lossy(&buffer[..count]);
                 let lines = text.lines().filter(|line| is_of_a_kill(line));
                 kills.extend(lines.map(str::to_owned));
+                kills.drain(..kills.len().saturating_sub(KILLS_MAX));
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             // What was to be read next was overwritten; there is more.
@@ -78,11 +85,15 @@ fn is_of_a_kill(line: &str) -> bool {
 
 /// Those of the records that are about the victim, as text. Of each kill there are two: the first has the groups in it, and the process;
 /// the second the process alone.
-fn about(victim: &Victim, since: Duration, records: &[String]) -> Vec<String> {
+fn about<'a>(
+    victim: &Victim,
+    since: Duration,
+    records: impl IntoIterator<Item = &'a String>,
+) -> Vec<String> {
     let mut pids: Vec<u32> = victim.pid.into_iter().collect();
     let mut found = Vec::new();
     for record in records {
-        let Some((at, text)) = split(record).filter(|(at, _)| *at >= since) else {
+        let Some((_, text)) = split(record).filter(|(at, _)| *at >= since) else {
             continue;
         };
         let is_named = !victim.uid.is_empty() && text.contains(&victim.uid);

@@ -13,9 +13,9 @@ pub struct Args {
     /// The signal that the command has a handler for
     #[arg(value_parser = signal)]
     signal: CheckpointSignal,
-    /// Be the one that signals
-    #[arg(long)]
-    watch: bool,
+    /// Be the one that signals this process and those below it
+    #[arg(long, value_name = "PID")]
+    watch: Option<u32>,
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -28,12 +28,15 @@ fn signal(name: &str) -> Result<CheckpointSignal, String> {
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let signal = args.signal;
-    if args.watch {
+    if let Some(program) = args.watch {
         let request = Path::new(REQUEST_DIR).join(CHECKPOINT_REQUEST);
-        return Ok(heed::watch(signal, &request));
+        return Ok(heed::watch(signal, &request, program));
     }
-    let own = std::env::current_exe()?;
+    // By whatever way this was started, if its own file cannot be found.
+    let own = std::env::current_exe().unwrap_or_else(|_| "stoke".into());
     let mut watcher = std::process::Command::new(own);
-    watcher.args(["heed", signal.name(), "--watch"]);
+    // The command takes this process over.
+    let program = std::process::id().to_string();
+    watcher.args(["heed", signal.name(), "--watch", &program]);
     Ok(heed::start(&mut watcher, &args.command))
 }

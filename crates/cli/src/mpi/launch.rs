@@ -186,7 +186,10 @@ fn gather(
                 eprintln!("stoke mpi launch: waiting for {}: {source}", host.name);
                 told = true;
             }
-            if let Ok(Event::Signal(signal)) = heard.recv_timeout(RETRY) {
+            // Who wants something of the ranks wants it of nobody yet.
+            if let Ok(Event::Signal(signal)) = heard.recv_timeout(RETRY)
+                && !matches!(signal, SIGUSR1 | SIGUSR2)
+            {
                 return Ok(Gathering::Signalled(signal));
             }
         }

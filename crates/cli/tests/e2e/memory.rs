@@ -66,8 +66,16 @@ fn enforced_by(engine: &Engine) -> String {
 #[test]
 fn a_worker_over_its_limit_is_oom_killed() {
     let engine = Engine::start();
-    println!("limits are enforced by {}", enforced_by(&engine));
+    let enforced_by = enforced_by(&engine);
+    println!("limits are enforced by {enforced_by}");
     oom_is_seen(&engine);
+    // The kernel's own words, where they may be read.
+    let is_kernel = enforced_by.starts_with("Cgroup");
+    if is_kernel && std::fs::File::open("/dev/kmsg").is_ok() {
+        let told = engine.stoke(&["explain", "greedy"]);
+        let quote = "> Memory cgroup out of memory: Killed process";
+        assert!(told.contains(quote) && told.contains("anon-rss:"), "{told}");
+    }
 }
 
 #[test]

@@ -91,6 +91,10 @@ fn a_leak_is_asked_for_a_checkpoint_before_the_end_and_goes_on_from_it() {
     growing::check_steps(&logs, attempts.len());
 }
 
+fn trainjob(name: &str, spec: &Value) -> String {
+    json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
 /// Through a shell, which is not who is meant; and beside a program that has no handler, which lives on.
 #[test]
 fn a_program_that_heeds_a_signal_is_sent_one_and_no_other_is() {
@@ -102,23 +106,21 @@ fn a_program_that_heeds_a_signal_is_sent_one_and_no_other_is() {
         "command": ["sh", "-c", line], "memory": {"max": "256Mi"},
         "checkpoint": {"path": "/ckpt", "size": "1Gi", "signal": "SIGUSR1"}, "retries": 5,
     });
-    let job = engine.run("heeds", &spec);
-    assert_eq!(job["status"]["phase"], "Complete");
+    let file = engine.write("heeds.json", &trainjob("heeds", &spec));
+    let output = said(&engine.try_stoke(&["run", &file]));
+    println!("{output}");
+    assert!(output.contains(": by signal"));
+    let job = engine.job("heeds");
+    assert_eq!(job["status"]["phase"], "Complete", "{job:#}");
     let attempts = job["status"]["attempts"].as_array().expect("attempts");
     let count = attempts.len();
     assert!((2..=6).contains(&count), "{count} attempts");
     let logs = engine.stoke(&["logs", "heeds"]);
-    println!("{logs}");
     growing::check_steps(&logs, count);
     assert!(logs.contains("deaf lives"));
-    let before = engine.stoke(&["logs", "heeds", "--previous"]);
-    assert!(before.contains(": by signal"), "{before}");
 
-    let odd = json!({
-        "apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "odd"},
-        "spec": {"command": ["true"], "checkpoint": {"path": "/ckpt", "signal": "SIGKILL"}},
-    });
-    let file = engine.write("odd.json", &odd.to_string());
+    let odd = json!({"command": ["true"], "checkpoint": {"path": "/ckpt", "signal": "SIGKILL"}});
+    let file = engine.write("odd.json", &trainjob("odd", &odd));
     let refused = said(&engine.try_stoke(&["run", &file]));
     println!("{refused}");
     assert!(refused.contains("SIGUSR1") && refused.contains("signal"));

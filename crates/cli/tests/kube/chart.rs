@@ -277,6 +277,7 @@ fn nobody_is_given_more_than_was_reviewed() {
         rights.join("\n")
     };
     insta::assert_snapshot!(rights("stokehold-operator"), @"
+    list events
     list nodes
     watch nodes
     create persistentvolumeclaims

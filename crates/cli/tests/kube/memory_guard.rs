@@ -64,7 +64,7 @@ fn a_program_that_heeds_a_signal_is_sent_one() {
     );
 }
 
-fn leaks(namespace: &str, script: &str, checkpoint: &Value) {
+fn leaks(namespace: &'static str, script: &str, checkpoint: &Value) {
     let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };

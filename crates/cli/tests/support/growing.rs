@@ -66,9 +66,9 @@ pub fn leaks_and_heeds_a_signal() -> String {
     if asked and asked != seen:
         seen = asked
 "#;
-    let heeding = r#"    if signals:
+    let heeding = "    if signals:
         asked = signals.pop()
-"#;
+";
     let handler = r#"signals = []
 import signal
 signal.signal(signal.SIGUSR1, lambda *_: signals.append("by signal"))

@@ -116,36 +116,6 @@ fn pods_of_every_shape() {
     }
 }
 
-#[test]
-fn mpirun_is_signalled_and_passes_it_on() {
-    let job = job(
-        json!({"framework": "mpi", "command": ["./train"], "image": "a", "workers": 2, "checkpoint": {"path": "/c", "signal": "SIGUSR1"}}),
-    );
-    let (datasets, config) = (BTreeMap::new(), cluster());
-    let blueprint = Blueprint::new(&job, &datasets, &config).expect("a good job");
-    let attempt = Attempt {
-        number: 1,
-        nodes: vec!["n1".to_owned(), "n2".to_owned()],
-        ..Attempt::default()
-    };
-    let snapshot = stoke_sched::Snapshot::default();
-    let site = Site {
-        attempt: &attempt,
-        addresses: &BTreeMap::new(),
-        cluster: &snapshot,
-    };
-    let pods = blueprint.pods(&site, [0, 1]).expect("pods");
-    let commands = pods.into_iter().map(|pod| {
-        let worker = pod.spec.expect("a spec").containers.remove(0);
-        worker.command.expect("a command").join(" ")
-    });
-    let commands: Vec<String> = commands.collect();
-    insta::assert_snapshot!(commands.join("\n"), @"
-    /opt/stokehold/bin/stoke heed SIGUSR1 -- /opt/stokehold/bin/stoke mpi launch --np 2 --slots 1 -- ./train
-    /opt/stokehold/bin/stoke mpi worker
-    ");
-}
-
 /// What we generate must be what a real API server takes: it knows more rules than any of us.
 #[test]
 fn a_real_api_server_takes_every_shape() {
@@ -596,6 +566,28 @@ fn memory_that_ran_out_is_told_with_the_containers_own_evidence() {
         ("OOMKilled", Some(137))
     );
     insta::assert_snapshot!(exit.message, @"rank 1 was killed at its memory limit of 1.0 GiB (OOMKilled, exit code 137), having used 1.0 GiB; raise memory.limit, or use less: a smaller batch, fewer loader workers");
+}
+
+/// A status says `Error` and 137, and no more; its node's Events say why.
+#[test]
+fn events_are_read_where_a_status_leaves_it_open_who_killed_a_worker() {
+    let told = |events: &[(&str, &str)]| {
+        let mut stage = running();
+        stage.end_pod("j-1-1", 137, "Error");
+        stage.pass(60);
+        let events = events.iter();
+        let events = events.map(|(reason, message)| ((*reason).to_owned(), (*message).to_owned()));
+        stage.events.insert("n2".to_owned(), events.collect());
+        stage.turn("j");
+        let finding = status(&stage).attempts[0].diagnosis.clone();
+        let finding = finding.expect("a finding");
+        format!(
+            "{} {}: {:?}",
+            finding.confidence, finding.cause, finding.quotes
+        )
+    };
+    insta::assert_snapshot!(told(&[]), @"Possible KilledByPerson: []");
+    insta::assert_snapshot!(told(&[("SystemOOM", "System OOM encountered, victim process: python3, pid: 51877")]), @r#"Likely NodeOutOfMemory: ["SystemOOM: System OOM encountered, victim process: python3, pid: 51877"]"#);
 }
 
 #[test]

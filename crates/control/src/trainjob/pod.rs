@@ -134,10 +134,10 @@ impl<'a> Blueprint<'a> {
         self.job.spec.checkpoint.as_ref()?.signal
     }
 
-    /// The command with someone beside it who signals it, where the job wants that. `mpirun` passes signals on to its workers' processes.
-    fn heeding(&self, command: Vec<String>, rank: u32) -> Result<Vec<String>, Misconfigured> {
-        let is_passed_on = self.job.spec.framework == Framework::Mpi && rank > 0;
-        let Some(signal) = self.signal().filter(|_| !is_passed_on) else {
+    /// The command with someone beside it who signals it, where the job wants that: in every worker, for launchers pass signals on to
+    /// whoever is there, with a handler or without.
+    fn heeding(&self, command: Vec<String>) -> Result<Vec<String>, Misconfigured> {
+        let Some(signal) = self.signal() else {
             return Ok(command);
         };
         if command.is_empty() {
@@ -249,7 +249,7 @@ impl<'a> Blueprint<'a> {
             stoke_exe: &self.config.stoke_exe,
         };
         let mut start = frameworks::start(job.spec.framework, &gang, rank)?;
-        start.command = self.heeding(start.command, rank)?;
+        start.command = self.heeding(start.command)?;
         let size = Size::of(attempt);
         let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;

@@ -162,6 +162,39 @@ fn mpi_is_launched_by_rank_0_and_served_by_the_others() {
     ");
 }
 
+/// Each worker has what signals its own programs beside them, whoever launches them.
+#[test]
+fn who_heeds_a_signal_is_started_beside_what_sends_it() {
+    let commands = |framework: &str, processes: u32, config: &Config| {
+        let spec = json!({"framework": framework, "workers": 2, "processesPerWorker": processes, "command": ["python", "train.py"],
+            "image": "a", "checkpoint": {"path": "/c", "signal": "SIGUSR1"}});
+        let commands = pods(spec, &["a", "b"], config).into_iter().map(|pod| {
+            let worker = pod.spec.expect("a spec").containers.remove(0);
+            worker.command.expect("a command").join(" ")
+        });
+        commands.collect::<Vec<_>>().join("\n")
+    };
+    let cluster = Config {
+        image: Some("stoke:1".to_owned()),
+        ..Config::cluster()
+    };
+    insta::assert_snapshot!(commands("plain", 1, &config()), @"
+    /usr/bin/stoke heed SIGUSR1 -- python train.py
+    /usr/bin/stoke heed SIGUSR1 -- python train.py
+    ");
+    insta::assert_snapshot!(commands("mpi", 1, &cluster), @"
+    /opt/stokehold/bin/stoke heed SIGUSR1 -- /opt/stokehold/bin/stoke mpi launch --np 2 --slots 1 -- python train.py
+    /opt/stokehold/bin/stoke heed SIGUSR1 -- /opt/stokehold/bin/stoke mpi worker
+    ");
+    let torch = commands("torch", 2, &cluster);
+    assert!(
+        torch.starts_with(
+            "/opt/stokehold/bin/stoke heed SIGUSR1 -- python -m torch.distributed.run"
+        ),
+        "{torch}"
+    );
+}
+
 #[test]
 fn tensorflow_and_jax_know_their_cluster() {
     let spec = json!({"framework": "tensorflow", "workers": 2, "command": ["python", "train.py"]});

@@ -230,7 +230,7 @@ impl<'a> Worker<'a> {
                 .metadata
                 .kernel
                 .iter()
-                .map(|line| line.to_string())
+                .map(ToString::to_string)
                 .collect(),
             uid: text(&self.pod.metadata.uid),
             ..Evidence::default()

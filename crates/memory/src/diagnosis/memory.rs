@@ -129,11 +129,18 @@ fn kernels_word(evidence: &Evidence, log: Option<&LogDigest>) -> Option<Word> {
     said.sort_by_key(|said| (said.place == Where::Node, kernel::names_group(&said.lower)));
     let place = said.first()?.place;
     said.retain(|said| said.place == place);
+    let named = said.iter().any(|said| kernel::names_pod(&said.lower, uid));
+    let own = said.iter().any(|said| said.own);
+    // Of its own limit the figures tell all; whose else it was only the names do.
+    let mut quotes: Vec<String> = said.into_iter().map(|said| said.line).collect();
+    if place == Where::Limit {
+        quotes.truncate(1);
+    }
     Some(Word {
         place,
-        named: said.iter().any(|said| kernel::names_pod(&said.lower, uid)),
-        own: said.iter().any(|said| said.own),
-        quotes: said.into_iter().map(|said| said.line).collect(),
+        named,
+        own,
+        quotes,
     })
 }
 

@@ -49,17 +49,13 @@ pub fn logs(turn: &Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
         !tails.has_events(attempt.number, worker.rank)
             && events_may_tell(&evidence(turn, attempt, worker))
     });
-    let events = open.map(|(ended, worker)| Wanted::Events {
-        rank: worker.rank,
-        pod_uid: worker
-            .pod
-            .metadata
-            .uid
-            .as_deref()
-            .unwrap_or_default()
-            .to_owned(),
-        node: worker.pod.node().unwrap_or_default().to_owned(),
-        ended: *ended,
+    let events = open.filter_map(|(ended, worker)| {
+        Some(Wanted::Events {
+            rank: worker.rank,
+            pod_uid: worker.pod.metadata.uid.as_deref()?.to_owned(),
+            node: worker.pod.node()?.to_owned(),
+            ended: *ended,
+        })
     });
     events.collect()
 }
