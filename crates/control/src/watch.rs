@@ -4,36 +4,44 @@
 //! A connection that is dead without having said so is noticed by the operator's read timeout: the API server sends a bookmark a minute.
 //! Lists are read from the server's quorum, never from its cache, so that a new leader sees all that the one before it wrote.
 
+mod object;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Error, Event, watcher};
 use kube::{Api, Client};
 use stoke_api::names::GROUP;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::object::Object;
 use crate::hub::Hub;
 use crate::trouble::Trouble;
 use crate::world::Kind;
 
+/// Objects that are read at once. What a page takes in memory is many times what is kept of it.
+const PAGE: u32 = 100;
+
 /// Never returns. Says through `ready` when all mirrors have been filled.
 pub async fn keep<K: Kind>(hub: Arc<Hub>, ready: watch::Sender<bool>) {
     let (kind, plural) = (K::kind(&()), K::plural(&()));
-    let api: Api<DeserializeGuard<K>> = Api::all(hub.client.clone());
-    let mut events = watcher(api, Config::default()).boxed();
+    let api: Api<Object<K>> = Api::all(hub.client.clone());
+    let config = Config::default().page_size(PAGE);
+    let mut events = watcher(api, config).boxed();
     let mut errors = Errors::default();
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                // That it begins says nothing yet.
-                if matches!(event, Event::Init) {
-                    hub.vitals.watch_began(&kind);
-                } else {
-                    hub.vitals.recovered(&plural);
-                    errors.reset();
+                match event {
+                    // That it begins says nothing yet, nor does half a list.
+                    Event::Init => hub.vitals.watch_began(&kind),
+                    Event::InitApply(_) => {}
+                    _ => {
+                        hub.vitals.recovered(&plural);
+                        errors.reset();
+                    }
                 }
                 if let Some(event) = readable(event, &kind)
                     && hub.watched(event)
@@ -63,6 +71,8 @@ async fn told<K: Kind>(client: &Client, error: Error) -> Option<(String, String)
             return None;
         }
         Error::WatchError(status) => kube::Error::Api(status),
+        // A list that took longer than history is kept is begun anew.
+        Error::InitialListFailed(kube::Error::Api(status)) if status.code == 410 => return None,
         Error::InitialListFailed(error) | Error::WatchStartFailed(error) => error,
         Error::NoResourceVersion => {
             let told = format!("{plural}: the API server sends no resourceVersion");
@@ -103,25 +113,25 @@ async fn missing_definition<K: Kind>(client: &Client) -> String {
     }
 }
 
-fn readable<K: Kind>(event: Event<DeserializeGuard<K>>, kind: &str) -> Option<Event<K>> {
-    let read = |guard: DeserializeGuard<K>| match guard.0 {
+fn readable<K: Kind>(event: Event<Object<K>>, kind: &str) -> Option<Event<K>> {
+    let read = |object: Object<K>| match object.0 {
         Ok(mut object) => {
             // Half of an object's size, and nobody here reads it.
             object.meta_mut().managed_fields = None;
             Some(object)
         }
-        Err(invalid) => {
-            let name = invalid.metadata.name.as_deref().unwrap_or_default();
-            tracing::warn!(%kind, name, error = %invalid.error, "an object cannot be read and is passed over");
+        Err(unreadable) => {
+            let name = unreadable.metadata.name.as_deref().unwrap_or_default();
+            tracing::warn!(%kind, name, error = %unreadable.error, "an object cannot be read and is passed over");
             None
         }
     };
     Some(match event {
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,
-        Event::InitApply(guard) => Event::InitApply(read(guard)?),
-        Event::Apply(guard) => Event::Apply(read(guard)?),
-        Event::Delete(guard) => Event::Delete(read(guard)?),
+        Event::InitApply(object) => Event::InitApply(read(object)?),
+        Event::Apply(object) => Event::Apply(read(object)?),
+        Event::Delete(object) => Event::Delete(read(object)?),
     })
 }
 
