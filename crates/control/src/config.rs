@@ -120,6 +120,8 @@ impl Config {
             binder: false,
             // Images of many gigabytes are pulled meanwhile.
             start_deadline: Duration::from_secs(900),
+            // Most of them wait for a server that is far away; what it bears the gate finds out.
+            concurrency: 32,
             ..Self::machine(Path::new(WORKER_BIN_DIR).join("stoke"))
         }
     }
