@@ -107,7 +107,6 @@ impl Bench {
         let bound = Count::bound(client).await?;
         let running = Count::running(client).await?;
         let jobs_running = Count::jobs_running(client).await?;
-        let jobs_complete = Count::jobs_complete(client).await?;
         let cpu = || processes::cpu_seconds(rig, Some(operator.pid()));
         let spent = cpu()?;
         let begun = Instant::now();
@@ -127,6 +126,7 @@ impl Bench {
             said.as_secs_f64(),
             json!({"after the last pod ran": round(said.saturating_sub(ran).as_secs_f64())}),
         );
+        let jobs_complete = Count::jobs_complete(client).await?;
         self.told_cpu("operator", &spent, &at_bound);
         self.told_admission(&spent, &at_bound);
         self.memory(&operator, "RSS with all of it in memory", "VmRSS")?;

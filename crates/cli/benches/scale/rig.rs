@@ -149,6 +149,8 @@ impl Operator {
             .arg(rig.file("operator.kubeconfig"))
             .args(LEVELS.map(|(label, _)| format!("--topology-label={label}")))
             .env("POD_NAME", format!("bench-{}", std::process::id()))
+            // As in the chart.
+            .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
