@@ -368,6 +368,7 @@ mod tests {
                 {"reason": "FieldValueInvalid", "field": "spec.workers", "message": "Invalid value: 0: must be at least 1"},
                 {"reason": "FieldValueTypeInvalid", "field": "spec.env[0].value", "message": "Invalid value: \"integer\": must be of type string: \"integer\""},
                 {"reason": "FieldValueRequired", "field": "spec.datasets[0].path", "message": "Required value"},
+                {"reason": "FieldValueInvalid", "field": "<nil>", "message": "Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"},
             ]}
         }))
         .unwrap();

@@ -82,7 +82,8 @@ fn word_length(line: &str, at: usize) -> usize {
 pub fn from_status(document: &Document, status: &Status) -> Vec<Mistake> {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let mistakes: Vec<Mistake> = causes
-        .filter(|cause| !cause.field.is_empty())
+        // Of no field: that rules were not looked at, for what is wrong with others.
+        .filter(|cause| !cause.field.is_empty() && cause.field != "<nil>")
         .map(|cause| from_cause(document, &cause.field, &cause.message, &cause.reason))
         .collect();
     if !mistakes.is_empty() {
