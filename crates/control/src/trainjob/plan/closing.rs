@@ -12,8 +12,20 @@ use stoke_memory::Diagnosis;
 use super::ending::Ending;
 use super::{Action, Turn, after, telling};
 use crate::trainjob::rendezvous::fnv;
+use crate::trainjob::workers::Worker;
 
 impl Turn<'_> {
+    /// When the last of its workers began, if all did.
+    fn began_at(&self, attempt: &Attempt) -> Option<Timestamp> {
+        let own = self
+            .workers
+            .iter()
+            .filter(|it| it.attempt == attempt.number);
+        let began: Vec<Timestamp> = own.map(Worker::started_at).collect::<Option<_>>()?;
+        let is_whole = began.len() >= attempt.nodes.len();
+        began.into_iter().max().filter(|_| is_whole)
+    }
+
     /// Puts an attempt's end on record. What follows from it is decided by [`Self::prepare`] and [`Self::retire`].
     pub(super) fn end(&mut self, ending: Ending) {
         let Ending {
@@ -27,9 +39,18 @@ impl Turn<'_> {
             preemption,
             diagnosis,
         } = ending;
+        let last = self.status.attempts.last();
+        let began = last.and_then(|attempt| self.began_at(attempt));
         let Some(attempt) = self.status.attempts.last_mut() else {
             return;
         };
+        // It may be over before anyone has seen it run.
+        if attempt.running_at.is_none()
+            && let Some(began) = began
+        {
+            attempt.running_at = Some(Time(began.min(at)));
+            self.status.started_at.get_or_insert(Time(began.min(at)));
+        }
         attempt.outcome = Some(outcome);
         attempt.exit = exit;
         attempt.avoid = avoid;
