@@ -30,8 +30,8 @@ test: ## set up what tests need, check the style, run all tests
 
 # With whatever testbed there is: an operator inside of it needs the image of this tree. Then tests are built as what is in that image
 # is, and no dependency is built twice.
-test-on-testbed: has_nodes = $(filter full,$(STOKE_KUBE_MODE))
-test-on-testbed: $(if $(filter full,$(STOKE_KUBE_MODE)),kube-image)
+has_nodes = $(filter full,$(STOKE_KUBE_MODE))
+test-on-testbed: $(if $(has_nodes),kube-image)
 	$(if $(has_nodes),$(static_flags)) $(CARGO) test --workspace --locked $(if $(has_nodes),--target $(target_triple))
 
 build: ## the binary, in target/release/stoke

@@ -43,7 +43,7 @@ pub struct Tuning {
 }
 
 /// When a job that leaks begins anew from its checkpoint: by its steps where they are said, which its nodes count, else by the
-/// clock.
+/// clock. Where nothing came of the steps in twice the time, by the clock too.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestartEvery {
