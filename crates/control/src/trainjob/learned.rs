@@ -357,6 +357,42 @@ fn what_a_job_had_when_it_ran_out_is_not_what_is_expected_of_it() {
     assert_eq!(status(&stage).phase, Phase::Failed);
 }
 
+/// Its kubelet is slow to say that it runs, and the kernel is quicker.
+#[test]
+fn who_saved_and_was_killed_before_it_was_seen_to_run_goes_on() {
+    let spec = json!({"command": ["python", "train.py"], "checkpoint": {"path": "/ckpt"}, "memory": {"max": "256Mi"}, "retries": 3});
+    for has_saved in [true, false] {
+        let mut stage = stage(spec.clone());
+        stage.turn("j");
+        stage.pass(20);
+        stage.turn("j");
+        let pod = "j-1-0";
+        let started = stage.now;
+        stage.pass(9);
+        if has_saved {
+            stage.save(pod);
+        }
+        stage.pass(1);
+        stage.set_pod(pod, json!({
+            "phase": "Failed",
+            "containerStatuses": [{"name": "worker", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": started.to_string(),
+                    "finishedAt": stage.now.to_string()}}}],
+        }));
+        stage.turn("j");
+        let after = status(&stage);
+        let attempt = &after.attempts[0];
+        assert_eq!(attempt.running_at.as_ref().map(|at| at.0), Some(started));
+        assert_eq!(after.ran_seconds, 10);
+        let expected = if has_saved {
+            Phase::Queued
+        } else {
+            Phase::Failed
+        };
+        assert_eq!(after.phase, expected, "{}", after.message);
+    }
+}
+
 /// A job that leaks is killed once; its next attempt begins anew by its steps where it tells them, else by the clock.
 #[test]
 fn a_leak_begins_anew_by_its_steps_where_it_tells_them() {
