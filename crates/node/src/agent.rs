@@ -158,12 +158,11 @@ async fn sample(sampler: Sampler, shared: &Arc<Shared>, deeds: mpsc::Sender<Deed
     let mut node = NodeLook::default();
     loop {
         // Whom a glance is worth only a look tells.
-        let is_calm = shared.roster().alert().is_empty();
-        let glance = Instant::now() + GLANCE_EVERY;
-        let next = if is_calm {
-            next_pass
+        let is_any_alert = shared.roster().is_any_alert();
+        let next = if is_any_alert {
+            next_pass.min(Instant::now() + GLANCE_EVERY)
         } else {
-            next_pass.min(glance)
+            next_pass
         };
         tokio::time::sleep_until(next.into()).await;
         let started = Instant::now();
@@ -172,11 +171,10 @@ async fn sample(sampler: Sampler, shared: &Arc<Shared>, deeds: mpsc::Sender<Deed
             next_pass = started + SAMPLE_EVERY;
             passes += 1;
             let roster = shared.roster();
-            let strangers = roster.strangers();
             let is_due = passes.is_multiple_of(STRANGERS_EVERY) || node.used.is_empty();
             Work::Pass {
                 targets: roster.targets(),
-                strangers: is_due.then_some(strangers),
+                strangers: is_due.then(|| roster.strangers()),
             }
         } else {
             Work::Glance(shared.roster().alert())

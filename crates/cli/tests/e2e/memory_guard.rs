@@ -70,7 +70,7 @@ fn the_same_where_no_cgroup_can_be_written() {
 #[test]
 fn a_leak_is_asked_for_a_checkpoint_before_the_end_and_goes_on_from_it() {
     let engine = Engine::start();
-    let script = engine.write("leaks.py", growing::LEAKS);
+    let script = engine.write("leaks.py", &growing::leaks("0.6"));
     let spec = json!({
         "command": ["python3", script], "memory": {"max": "256Mi"},
         "checkpoint": {"path": "/ckpt", "size": "1Gi"}, "retries": 5,
@@ -99,7 +99,7 @@ fn trainjob(name: &str, spec: &Value) -> String {
 #[test]
 fn a_program_that_heeds_a_signal_is_sent_one_and_no_other_is() {
     let engine = Engine::start();
-    let script = engine.write("heeds.py", &growing::leaks_and_heeds_a_signal());
+    let script = engine.write("heeds.py", &growing::leaks_and_heeds_a_signal("0.6"));
     let deaf = "python3 -c 'import time; time.sleep(600)' & deaf=$!";
     let line = format!("{deaf}; python3 {script} || exit 3; kill -0 $deaf && echo deaf lives");
     let spec = json!({

@@ -27,7 +27,7 @@ pub fn grows(pause: &str) -> String {
 }
 
 /// Keeps ten MiB more each step, and saves when it is asked to.
-pub const LEAKS: &str = r#"
+const LEAKS: &str = r#"
 import json, os, time
 directory = os.environ["STOKE_CHECKPOINT_DIR"]
 def load():
@@ -49,7 +49,7 @@ for step in range(begin, 35):
     with open(f"{directory}/done", "a") as done:
         done.write(f"{os.environ['STOKE_ATTEMPT']} {step}\n")
     kept.append(bytearray(b"x" * (10 << 20)))
-    time.sleep(0.6)
+    time.sleep(PAUSE)
     asked = open(os.environ["STOKE_CHECKPOINT_REQUEST"]).read()
     if asked and asked != seen:
         seen = asked
@@ -60,8 +60,13 @@ with open(f"{directory}/done") as done:
     print(done.read(), flush=True)
 "#;
 
+/// A step takes `pause` seconds. Its last 64 MiB, in which it is asked, last six of them.
+pub fn leaks(pause: &str) -> String {
+    LEAKS.replace("PAUSE", pause)
+}
+
 /// The same for a program that looks at no file: what asks it is a signal, which it has a handler for once it has loaded.
-pub fn leaks_and_heeds_a_signal() -> String {
+pub fn leaks_and_heeds_a_signal(pause: &str) -> String {
     const ASKED: &str = r#"    asked = open(os.environ["STOKE_CHECKPOINT_REQUEST"]).read()
     if asked and asked != seen:
         seen = asked
@@ -74,7 +79,7 @@ import signal
 signal.signal(signal.SIGUSR1, lambda *_: signals.append("by signal"))
 begin = load()"#;
     assert!(LEAKS.contains(ASKED), "the two are one program");
-    LEAKS
+    leaks(pause)
         .replace(ASKED, heeding)
         .replace("begin = load()", handler)
 }
@@ -100,7 +105,7 @@ pub fn check_steps(printed: &str, attempts: usize) {
         assert!(attempt == 1 || first > 0, "attempt {attempt} begins anew");
         assert!(
             first <= reached && first + 8 >= reached,
-            "{first} after {reached}"
+            "attempt {attempt} is at {first} after {reached}: {steps:?}"
         );
         assert!(own.windows(2).all(|pair| pair[1] == pair[0] + 1));
         reached = own.last().map_or(reached, |last| last + 1);

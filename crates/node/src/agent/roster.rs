@@ -274,6 +274,11 @@ impl Roster {
         self.targets_where(Vigil::is_alert)
     }
 
+    pub(super) fn is_any_alert(&self) -> bool {
+        let mut all = self.pods.values().flat_map(|entry| entry.running.values());
+        all.any(|running| running.vigil.is_alert())
+    }
+
     fn targets_where(&self, is_wanted: fn(&Vigil) -> bool) -> Vec<Target> {
         let targets = self.pods.iter().flat_map(|(uid, entry)| {
             let wanted = entry
@@ -297,8 +302,7 @@ impl Roster {
 
     /// The pods that are not measured and have a claim on the node, if there is anyone for whom that matters.
     pub(super) fn strangers(&self) -> Vec<Place> {
-        let mut all = self.pods.values().flat_map(|entry| entry.running.values());
-        if !all.any(|running| running.vigil.is_alert()) {
+        if !self.is_any_alert() {
             return Vec::new();
         }
         let others = self
