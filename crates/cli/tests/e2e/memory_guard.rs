@@ -12,7 +12,7 @@ fn pod(engine: &Engine, name: &str) -> Value {
 
 fn grows_in_one_attempt(engine: &Engine, pause: &str) {
     let name = format!("grows-{}", pause.replace('.', ""));
-    let script = engine.write("grows.py", &growing::grows(pause));
+    let script = engine.write("grows.py", &growing::grows("2", pause));
     let memory = json!({"limit": "160Mi", "max": "1Gi"});
     let job = engine.run(
         &name,

@@ -9,8 +9,9 @@ use crate::support::Testbed;
 use crate::training::Volume;
 use crate::workers::Jobs;
 
-/// Between what a node decides and what its kubelet has put into force lie seconds where it has little CPU, so these are slower than on
-/// one machine.
+/// A kubelet with little CPU takes seconds to say that a container runs, and seconds more to put into force what was decided. So these are
+/// slower than on one machine.
+const LOADS: &str = "15";
 const GROWS_EVERY: &str = "0.1";
 const LEAKS_EVERY: &str = "1.5";
 
@@ -31,8 +32,7 @@ fn a_worker_that_grows_beyond_its_limit_is_resized_in_place() {
     };
     let jobs = Jobs::new(&testbed, "memory-grows");
     let memory = json!({"request": "100Mi", "limit": "160Mi", "max": "1Gi"});
-    let spec =
-        json!({"command": python(&growing::grows(GROWS_EVERY)), "memory": memory, "retries": 0});
+    let spec = json!({"command": python(&growing::grows(LOADS, GROWS_EVERY)), "memory": memory, "retries": 0});
     jobs.create("grows", &spec);
     let status = jobs.wait_until("grows", "to end", |status| {
         matches!(status["phase"].as_str(), Some("Complete" | "Failed"))

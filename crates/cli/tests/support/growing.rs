@@ -10,7 +10,7 @@ def status(**said):
     os.rename(path + ".new", path)
 status(phase="load", input_bytes=12345)
 kept = [bytearray(b"x" * (1 << 20)) for _ in range(100)]
-time.sleep(2)
+time.sleep(LOADS)
 status(phase="train", step=0, input_bytes=12345)
 for step in range(350):
     kept.append(bytearray(b"x" * (1 << 20)))
@@ -21,9 +21,9 @@ time.sleep(2)
 print("held it all", flush=True)
 "#;
 
-/// `pause` seconds lie between two steps.
-pub fn grows(pause: &str) -> String {
-    GROWS.replace("PAUSE", pause)
+/// It loads for that many seconds, and `pause` seconds lie between two steps.
+pub fn grows(loads: &str, pause: &str) -> String {
+    GROWS.replace("LOADS", loads).replace("PAUSE", pause)
 }
 
 /// Keeps ten MiB more each step, and saves when it is asked to.
