@@ -12,6 +12,7 @@ ledger=$state/ledger
 
 # One testbed with real nodes fits on a machine: these are its names and addresses.
 bridge=stokehold-kb
+bridge_mac=02:57:0c:e0:1d:01
 cgroup=stokehold-kube
 host_ip=10.123.0.1         # DNS and the endpoint of the API server; node real-N is 10.123.0.(10+N)
 pod_subnet=10.124.0.0/16   # of node real-N: 10.124.(N+1).0/24, one segment with all others, so nothing is routed

@@ -49,7 +49,9 @@ full_lacks() {
 make_network() {
     local index fresh=stokehold-$RANDOM
     echo "link $fresh" >>"$ledger"
-    ip link add "$fresh" type bridge
+    # Of its own, or the bridge takes the lowest of its pods': it would change when such a pod comes or goes, and whoever talks to the
+    # API server would be cut off until it has asked for the new one, ten seconds and more.
+    ip link add "$fresh" address "$bridge_mac" type bridge
     ip link set "$fresh" alias "stokehold testbed $state"
     echo "link $bridge" >>"$ledger"
     ip link set "$fresh" name "$bridge" || die "another testbed with real nodes came up meanwhile: $(bridge_owner)"
