@@ -193,14 +193,16 @@ impl Packer<'_, '_> {
         ranked.sort_by_key(|(each, loss, spot)| (*each, *loss, spot.chunk));
         let mut picks = Vec::new();
         let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
-        for equals in ranked.chunk_by(|a, b| (a.0, a.1, a.2.chunk) == (b.0, b.1, b.2.chunk)) {
+        'fill: for equals in ranked.chunk_by(|a, b| (a.0, a.1, a.2.chunk) == (b.0, b.1, b.2.chunk))
+        {
             let (Reverse(each), _, spot) = equals[0];
             let members = equals
                 .iter()
                 .fold(0, |all, (_, _, spot)| all | spot.members);
             for place in positions(members) {
+                // It holds all that are missing, and so may others: which of them does is chosen below.
                 if each >= missing {
-                    break;
+                    break 'fill;
                 }
                 let position = Position {
                     chunk: spot.chunk,
@@ -212,9 +214,6 @@ impl Packer<'_, '_> {
                 });
                 *taken.entry(spot.chunk).or_insert(0) |= 1 << place;
                 missing -= each;
-            }
-            if each >= missing {
-                break;
             }
         }
         let mut rest = spots.to_vec();

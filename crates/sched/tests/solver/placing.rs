@@ -22,6 +22,15 @@ fn a_gang_is_placed_whole_and_equals_are_taken_by_name() {
     );
 }
 
+/// The largest node is taken, and what is missing is as much as it held: no other node holds that by itself.
+#[test]
+fn a_gang_is_whole_where_what_is_left_fits_no_node_that_is_left() {
+    let snapshot = cluster([node("a", 2), node("b", 1), node("c", 1)]);
+    assert_eq!(says(&snapshot, &gang(4, 1)), "a a b c");
+    let snapshot = cluster([node("a", 1), node("b", 2), node("c", 3), node("d", 1)]);
+    assert_eq!(says(&snapshot, &gang(6, 1)), "a b b c c c");
+}
+
 #[test]
 fn why_not_is_one_sentence_with_numbers_and_help() {
     let full = || busy(node("a", 8), resources(30, 30, 8));
