@@ -29,6 +29,14 @@ fn sample(used: u64, limit: u64) -> Sample {
     }
 }
 
+/// It cannot go on for want of memory.
+fn held_at(used: u64, limit: u64) -> Sample {
+    Sample {
+        held: true,
+        ..sample(used, limit)
+    }
+}
+
 fn plenty() -> Room {
     Room {
         free: 1 << 40,
@@ -225,10 +233,7 @@ fn who_touched_the_limit_between_two_looks_is_raised() {
 #[test]
 fn who_is_held_at_the_limit_is_raised_once_for_each_time() {
     let mut guard = Guard::new(terms(160, 512));
-    let held = |limit| Sample {
-        held: true,
-        ..sample(limit, limit)
-    };
+    let held = |limit| held_at(limit, limit);
     assert!(said(guard.observe(at(0), &held(160), false, plenty)).ends_with("raised to 240 MiB"));
     assert_eq!(
         guard.observe(at(100), &held(160), false, plenty),
@@ -287,10 +292,7 @@ fn a_promised_limit_needs_memory_that_nobody_was_promised() {
         is_promised: true,
         ..terms(160, 512)
     };
-    let held = Sample {
-        held: true,
-        ..sample(160, 160)
-    };
+    let held = held_at(160, 160);
     let told = |unpromised: u64| {
         let room = Room {
             free: 1 << 40,
@@ -331,10 +333,7 @@ fn a_limit_that_is_no_whole_page_is_known_again() {
         free: 40 * MIB + 12_345,
         unpromised: u64::MAX,
     };
-    let stopped = Sample {
-        held: true,
-        ..sample(160, 160)
-    };
+    let stopped = held_at(160, 160);
     let raise = guard.observe(at(0), &stopped, false, room);
     assert!(
         matches!(raise, Some(Action::Raise { to, .. }) if to % PAGE == 0),

@@ -14,7 +14,8 @@ Everything here works outside of Stokehold too, where it tells nobody and nobody
             stokehold.step(step + 1, loss=loss)
             if checkpoints.wanted():
                 with checkpoints.save(step + 1) as directory:
-                    write(directory / "state.bin")
+                    if directory:
+                        write(directory / "state.bin")
 """
 
 from ._batch import micro_batch

@@ -1,9 +1,9 @@
 //! A job goes on from a checkpoint with its memory given back, before it has used up what it may have, or what its node has.
 //!
 //! It is asked for the checkpoint first: by its node, when that sees the end of its limit coming, or has counted the steps that its restart
-//! schedule lets it do; from here, when it has run as long as a schedule without steps lets it (twice as long as one with steps), or when its node runs out as a whole and it
-//! is the one that loses least. Only what is saved is begun anew, so
-//! that no work is lost and no job restarts without getting on.
+//! schedule lets it do; from here, when it has run as long as a schedule without steps lets it (twice as long as one with steps), or when
+//! its node runs out as a whole and it is the one that loses least. Only what is saved is begun anew, so that no work is lost and no job
+//! restarts without getting on.
 
 use std::time::Duration;
 

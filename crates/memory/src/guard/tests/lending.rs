@@ -53,10 +53,7 @@ fn someone_elses_limit_is_not_taken_back() {
 
 #[test]
 fn what_was_asked_for_is_lent_already() {
-    let held = Sample {
-        held: true,
-        ..sample(160, 160)
-    };
+    let held = held_at(160, 160);
     let mut guard = Guard::new(terms(160, 512));
     assert_eq!(guard.lent(), 0);
     guard.observe(at(0), &held, false, plenty);
@@ -109,10 +106,7 @@ fn a_give_back_that_comes_to_nothing_is_left_for_a_while_and_raises_go_on() {
             "{tried:?}"
         );
         guard.refused(at(600_000), "said late".to_owned());
-        let held = Sample {
-            held: true,
-            ..sample(800, 800)
-        };
+        let held = held_at(800, 800);
         let raise = guard.observe(at(601_000), &held, false, plenty);
         assert!(raise.as_ref().is_some_and(is_raise), "{raise:?}");
     }
@@ -144,10 +138,7 @@ fn who_grows_gives_nothing_back() {
 #[test]
 fn who_hits_the_limit_while_it_gives_back_is_raised() {
     let mut guard = giving_back();
-    let held = Sample {
-        held: true,
-        ..sample(170, 169)
-    };
+    let held = held_at(170, 169);
     let raise = guard.observe(at(20_200), &held, false, plenty);
     assert!(raise.as_ref().is_some_and(is_raise), "{raise:?}");
 }
@@ -156,10 +147,7 @@ fn who_hits_the_limit_while_it_gives_back_is_raised() {
 fn a_raise_that_comes_late_is_lent_and_given_back() {
     for is_refused in [true, false] {
         let mut guard = Guard::new(terms(160, 512));
-        let held = Sample {
-            held: true,
-            ..sample(160, 160)
-        };
+        let held = held_at(160, 160);
         guard.observe(at(0), &held, false, plenty);
         if is_refused {
             guard.refused(at(100), "the API server does not answer".to_owned());

@@ -125,10 +125,7 @@ fn who_comes_as_far_as_before_is_not_asked_again_at_once() {
 #[test]
 fn who_was_asked_and_raised_since_is_asked_at_its_new_limit() {
     let mut guard = Guard::new(terms(160, 320));
-    let held = Sample {
-        held: true,
-        ..sample(160, 160)
-    };
+    let held = held_at(160, 160);
     let nothing = || Room::default();
     let ask = guard.observe(at(0), &held, false, nothing);
     assert!(ask.as_ref().is_some_and(is_ask));
@@ -174,10 +171,7 @@ fn a_danger_of_before_is_taken_back_if_there_is_none() {
 
 #[test]
 fn a_request_that_was_lost_is_repeated_while_there_is_danger() {
-    let held = Sample {
-        held: true,
-        ..sample(160, 160)
-    };
+    let held = held_at(160, 160);
     let mut guard = Guard::new(terms(160, 160));
     assert!(is_ask(
         &guard.observe(at(0), &held, false, plenty).expect("an ask")
