@@ -2,7 +2,9 @@
 //!
 //! The program says where it is in `$STOKE_STATUS_FILE`, if it likes to: `{"phase": "train", "step": 1200, "saved_step": 1000,
 //! "input_bytes": 9000000}`, one object, or one a line of which the last counts. It looks at `$STOKE_CHECKPOINT_REQUEST` now and then: the file is empty until
-//! someone wants a checkpoint soon, and a new text in it is a new request.
+//! someone wants a checkpoint soon, and a new text in it is a new request. What it writes then, and who may, is in [`checkpoints`].
+
+pub mod checkpoints;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +33,9 @@ pub struct JobStatus {
     /// The step that its newest checkpoint goes on from: another one means another checkpoint.
     pub saved_step: Option<u64>,
     pub input_bytes: Option<u64>,
+    /// The newest checkpoint, as what watches over them has seen it. It is not the program that tells.
+    #[serde(skip)]
+    pub saved: Option<checkpoints::Saved>,
 }
 
 /// The value of [`crate::names::MEMORY_TERMS_ANNOTATION`]: what the node may do with a worker's memory limit by itself, and when it asks

@@ -31,6 +31,8 @@ pub const MEMORY_RISK_ANNOTATION: &str = "stokehold.dev/memory-risk";
 pub const CHECKPOINT_REQUEST_ANNOTATION: &str = "stokehold.dev/checkpoint-request";
 /// On a pod of a job: when its newest checkpoint was written, as RFC 3339. Written by the node.
 pub const LAST_CHECKPOINT_ANNOTATION: &str = "stokehold.dev/last-checkpoint";
+/// On a pod of a job: its newest checkpoint, as JSON ([`crate::contract::checkpoints::Saved`]). Written by the node.
+pub const SAVED_ANNOTATION: &str = "stokehold.dev/saved";
 /// On a node: its GPUs are made up.
 pub const GPU_SIMULATED_LABEL: &str = "stokehold.dev/gpu-simulated";
 
@@ -118,6 +120,8 @@ pub mod env {
     pub const GPU_SHARE: &str = "STOKE_GPU_SHARE";
     /// Where checkpoints are written.
     pub const CHECKPOINT_DIR: &str = "STOKE_CHECKPOINT_DIR";
+    /// The newest complete checkpoint when the attempt began; absent where there was none.
+    pub const RESUME_FROM: &str = "STOKE_RESUME_FROM";
     /// How often they are meant to be written, in seconds.
     pub const CHECKPOINT_EVERY: &str = "STOKE_CHECKPOINT_EVERY";
     /// How many are meant to be kept.

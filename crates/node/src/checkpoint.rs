@@ -1,6 +1,7 @@
-//! When a job last wrote a checkpoint, as the files in its checkpoint directory tell.
+//! When a job last wrote a checkpoint, as the files in its checkpoint directory tell: for programs that write no markers, of which
+//! [`crate::heed`] would know better.
 //!
-//! A program writes checkpoints as it likes, so the newest file is taken for the newest checkpoint. One that is being written looks
+//! Such a program writes checkpoints as it likes, so the newest file is taken for the newest checkpoint. One that is being written looks
 //! finished, and who is ended for it would leave it torn; so a directory says nothing for as long as something is written in it.
 
 use std::fs;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use stoke_api::contract::checkpoints::OWN_DIR;
 use stoke_api::names::{JOB_LABEL, RANK_LABEL, checkpoint_claim};
 
 use crate::volumes::claims::Bound;
@@ -58,6 +60,9 @@ fn newest_below(
             break;
         }
         *left -= 1;
+        if entry.file_name() == OWN_DIR {
+            continue;
+        }
         // Of a link, the link itself: what it points to may be anywhere.
         let Ok(metadata) = entry.metadata() else {
             continue;
@@ -96,6 +101,13 @@ mod tests {
         write(&root.join("latest"), 1_000);
         assert_eq!(newest(root).map(Timestamp::as_second), Some(2_000));
         assert_eq!(newest(&root.join("gone")), None);
+        fs::create_dir(root.join(OWN_DIR)).expect("a directory");
+        write(&root.join(OWN_DIR).join("attempt"), 3_000);
+        assert_eq!(
+            newest(root).map(Timestamp::as_second),
+            Some(2_000),
+            "ours is none"
+        );
         fs::create_dir(root.join("step-1/rank-0/parts")).expect("a directory");
         assert!(
             newest(root).is_some_and(|at| at.as_second() > 2_000),

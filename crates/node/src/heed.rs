@@ -1,10 +1,18 @@
-//! Asks a worker's program for a checkpoint by a signal, where its job said that it heeds one.
+//! Stands beside a worker's program, for the sake of its checkpoints.
 //!
-//! It runs inside the worker's container, beside the program, and looks at the file that requests are shown in. So it is of the same
-//! user and sees the same processes in both worlds, and nobody outside needs a right to signal anyone. The program is what the container
-//! was started as: what ends it, and how, is as it would be without.
+//! Before the program begins it waits until no other attempt can write where this one does ([`fence`]), and says what to go on from. Then it
+//! watches: it asks for a checkpoint by a signal, where the job said that it heeds one, sees those that are written ([`keeper`]), and ends the
+//! program if a later attempt has taken over.
+//!
+//! It runs inside the worker's container. So it is of the same user and sees the same processes and files in both worlds, and nobody outside
+//! needs a right to signal anyone or to read anyone's volume. The program is what the container was started as: what ends it, and how, is as
+//! it would be without.
 //!
 //! Invariant: a signal goes only to processes that have a handler for it, for it would end any other; and once a request.
+
+mod fence;
+mod keeper;
+mod shelf;
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -12,15 +20,23 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+use jiff::Timestamp;
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, prlimit, test_kill_process,
+};
+use stoke_api::names::env::RESUME_FROM;
 use stoke_api::trainjob::CheckpointSignal;
 
-use crate::shim::processes::children;
+use crate::shim::processes::{children, descendants};
+pub use fence::Place;
+use keeper::Keeper;
 
 /// What a request is noticed in.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Looks at requests between two at the volume, which may be far away.
+const LOOKS_PER_VOLUME: u32 = 4;
 /// Looks at a request that nobody heeds, until that is said: a program may still be loading when it is asked.
 const LOOKS_UNTIL_TOLD: u32 = 40;
 const REQUEST_LENGTH_MAX: u64 = 4096;
@@ -53,11 +69,27 @@ const PASSED_BY: [&str; 22] = [
     "prted",
 ];
 
-/// Becomes the command, with a watcher beside it that `watcher` is the command line of. Returns only if that failed.
-pub fn start(watcher: &mut Command, command: &[String]) -> ExitCode {
+/// Becomes the command, with a watcher beside it that `watcher` is the command line of. With a place, only once no other attempt can write
+/// there. Returns only if that failed.
+pub fn start(watcher: &mut Command, command: &[String], place: Option<&Place>) -> ExitCode {
     let Some((program, arguments)) = command.split_first() else {
         return failed("there is no command to run", 126);
     };
+    let mut becoming = Command::new(program);
+    becoming.args(arguments);
+    if let Some(place) = place {
+        match fence::enter(place, &mut say) {
+            Ok(entered) => {
+                match entered.resume {
+                    Some(path) => becoming.env(RESUME_FROM, path),
+                    None => becoming.env_remove(RESUME_FROM),
+                };
+                // The watcher and the command inherit it, and whatever they start.
+                std::mem::forget(entered.lock);
+            }
+            Err(refusal) => return failed(&refusal.to_string(), refusal.exit_code()),
+        }
+    }
     let spawned = watcher
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -65,10 +97,10 @@ pub fn start(watcher: &mut Command, command: &[String]) -> ExitCode {
         .process_group(0)
         .spawn();
     if let Err(error) = spawned {
-        // The file tells the same, so the program is no worse off than one that heeds no signal.
-        eprintln!("stokehold: no signal will ask for checkpoints: {error}");
+        // The file tells the same as a signal, and the lock is held: the program is no worse off than one that nobody watches.
+        say(format!("nobody watches over its checkpoints: {error}"));
     }
-    let error = Command::new(program).args(arguments).exec();
+    let error = becoming.exec();
     let code = match error.kind() {
         io::ErrorKind::NotFound => 127,
         _ => 126,
@@ -81,21 +113,102 @@ fn failed(why: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Signals the processes of `program`, which started this one, for each new text in `request`, for as long as it is there.
-pub fn watch(signal: CheckpointSignal, request: &Path, program: u32) -> ExitCode {
+#[expect(clippy::needless_pass_by_value, reason = "said once, and gone")]
+fn say(line: String) {
+    eprintln!("stokehold: {line}");
+}
+
+/// What is watched over.
+pub struct Watch<'a> {
+    /// What asks for checkpoints, beside the file.
+    pub signal: Option<CheckpointSignal>,
+    /// Where checkpoints are, if this worker has them.
+    pub place: Option<&'a Place>,
+    pub request: &'a Path,
+    /// Where the node reads what there is to know.
+    pub status: &'a Path,
+}
+
+/// Watches over the processes of `program`, which started this one, for as long as it is there.
+pub fn watch(watch: &Watch<'_>, program: u32) -> ExitCode {
     let parent = || getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     let mut ear = Ear::default();
+    let mut keeper = watch.place.filter(|place| place.rank == 0).map(|place| {
+        let recorded = place.recorded();
+        Keeper::new(recorded.and_then(|recorded| recorded.resume))
+    });
+    let mut looks = 0_u32;
     while parent() == Some(program) {
-        let heard = ear.look(&text(request), || send(signal, &listeners(program, signal)));
-        if heard == Heard::NotYet {
-            let name = signal.name();
-            eprintln!(
-                "stokehold: a checkpoint is wanted, but no process here has a handler for {name}; it is sent as soon as one has"
-            );
+        if let Some(signal) = watch.signal {
+            listen(&mut ear, signal, watch.request, program);
         }
+        if let Some(place) = watch
+            .place
+            .filter(|_| looks.is_multiple_of(LOOKS_PER_VOLUME))
+        {
+            if let Some(by) = place.superseded_by() {
+                let (own, by) = (place.attempt, by.attempt);
+                say(format!(
+                    "attempt {own} ends: attempt {by} writes its checkpoints now"
+                ));
+                end(program);
+            } else if let Some(keeper) = &mut keeper {
+                keep(keeper, place, watch.status);
+            }
+        }
+        looks = looks.wrapping_add(1);
         thread::sleep(LOOK_EVERY);
     }
+    if let (Some(keeper), Some(place)) = (&mut keeper, watch.place) {
+        // What it wrote last.
+        keep(keeper, place, watch.status);
+    }
     ExitCode::SUCCESS
+}
+
+fn keep(keeper: &mut Keeper, place: &Place, status: &Path) {
+    let now = (Instant::now(), Timestamp::now());
+    if let Some(saved) = keeper.look(&place.directory, now, &mut say) {
+        keeper::tell(status, &saved);
+        if let Some(keep) = place.keep {
+            keeper.prune(&place.directory, keep, &mut say);
+        }
+    }
+}
+
+fn listen(ear: &mut Ear, signal: CheckpointSignal, request: &Path, program: u32) {
+    let heard = ear.look(&text(request), || send(signal, &listeners(program, signal)));
+    if heard == Heard::NotYet {
+        let name = signal.name();
+        say(format!(
+            "a checkpoint is wanted, but no process here has a handler for {name}; it is sent as soon as one has"
+        ));
+    }
+}
+
+/// Ends a program and all that it started, at once: not one of them may write any more.
+fn end(program: u32) {
+    let own = getpid().as_raw_nonzero().get().unsigned_abs();
+    let kill = |pid: u32, signal: Signal| {
+        Pid::from_raw(pid as i32).is_some_and(|pid| kill_process(pid, signal).is_ok())
+    };
+    // Who stands still starts no other.
+    kill(program, Signal::STOP);
+    let below = descendants(program).into_iter().filter(|pid| *pid != own);
+    for pid in below {
+        kill(pid, Signal::KILL);
+    }
+    kill(program, Signal::KILL);
+    thread::sleep(LOOK_EVERY);
+    // A container's first process is deaf to signals from within it, but the kernel's own reach it: it is out of processor time.
+    let program = Pid::from_raw(program as i32).filter(|pid| test_kill_process(*pid).is_ok());
+    if program.is_some() {
+        let none = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        let _ = prlimit(program, Resource::Cpu, none);
+    }
 }
 
 /// Which request was passed on, and how long one waits for someone to heed it.

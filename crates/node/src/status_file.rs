@@ -5,11 +5,22 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use stoke_api::contract::checkpoints::{SAVED, SAVED_LENGTH_MAX, Saved};
 use stoke_api::contract::{JobStatus, STATUS, STATUS_LENGTH_MAX};
 
-/// Reads the status file in a volume of the pod's. Whatever the program put there, this neither blocks nor reads anything outside of
-/// the volume, nor more than a little.
+/// Reads the status file in a volume of the pod's, and what is told there of its checkpoints.
 pub(crate) fn read(volume: &Path) -> Option<JobStatus> {
+    let saved = text(volume, SAVED, SAVED_LENGTH_MAX).and_then(|text| Saved::parse(&text));
+    let said = text(volume, STATUS, STATUS_LENGTH_MAX).and_then(|text| JobStatus::parse(&text));
+    (said.is_some() || saved.is_some()).then(|| JobStatus {
+        saved,
+        ..said.unwrap_or_default()
+    })
+}
+
+/// The end of a file in the volume. Whatever the program put there, this neither blocks nor reads anything outside of the volume, nor more
+/// than a little.
+fn text(volume: &Path, name: &str, length_max: usize) -> Option<String> {
     let directory = open(
         volume,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
@@ -19,20 +30,18 @@ pub(crate) fn read(volume: &Path) -> Option<JobStatus> {
     // A pipe that nobody writes to would block; a link may lead anywhere.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let file = openat2(directory.as_fd(), STATUS, flags, Mode::empty(), resolve).ok()?;
+    let file = openat2(directory.as_fd(), name, flags, Mode::empty(), resolve).ok()?;
     let found = fstat(&file).ok()?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return None;
     }
     let mut file = std::fs::File::from(file);
     let length = u64::try_from(found.st_size).unwrap_or(0);
-    let start = length.saturating_sub(STATUS_LENGTH_MAX as u64);
+    let start = length.saturating_sub(length_max as u64);
     file.seek(SeekFrom::Start(start)).ok()?;
     let mut bytes = Vec::new();
-    file.take(STATUS_LENGTH_MAX as u64)
-        .read_to_end(&mut bytes)
-        .ok()?;
-    JobStatus::parse(&String::from_utf8_lossy(&bytes))
+    file.take(length_max as u64).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -51,6 +60,12 @@ mod tests {
         let file = volume.join(STATUS);
         fs::write(&file, r#"{"phase": "train", "step": 7}"#).expect("written");
         assert_eq!(read(&volume).and_then(|said| said.step), Some(7));
+        let saved = volume.join(SAVED);
+        fs::write(&saved, r#"{"name": "step-6", "step": 6}"#).expect("written");
+        let both = read(&volume).expect("both");
+        assert_eq!(both.saved.and_then(|saved| saved.step), Some(6));
+        assert_eq!(both.step, Some(7));
+        fs::remove_file(&saved).expect("removed");
 
         let lines: Vec<String> = (0..100_000)
             .map(|step| format!("{{\"step\": {step}}}"))

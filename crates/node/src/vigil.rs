@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use stoke_api::Bytes;
+use stoke_api::contract::checkpoints::Saved;
 use stoke_api::contract::{JobStatus, MemoryTerms};
 use stoke_api::digest::ContainerDigest;
 use stoke_api::names::{JOB_LABEL, MEMORY_TERMS_ANNOTATION};
@@ -36,11 +37,13 @@ pub(crate) struct Vigil {
 }
 
 /// What a program says of its newest checkpoint.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Saves {
     /// What is said at the first look may have been so for long.
     has_begun: bool,
     step: Option<u64>,
+    /// The same from what watches over its checkpoints, which knows better.
+    seen: Option<Saved>,
     /// When it was seen to be another.
     at: Option<Duration>,
     /// Which one was told last, and when.
@@ -97,6 +100,13 @@ impl Vigil {
     /// What the program says, without a look.
     pub(crate) fn hear(&mut self, at: Duration, said: &JobStatus) {
         let is_first = !std::mem::replace(&mut self.saves.has_begun, true);
+        if said.saved.is_some() && said.saved != self.saves.seen {
+            self.saves.seen.clone_from(&said.saved);
+            self.saves.at = Some(at);
+        }
+        if self.saves.seen.is_some() {
+            return;
+        }
         if said.saved_step.is_some() && said.saved_step != self.saves.step {
             self.saves.step = said.saved_step;
             self.saves.at = (!is_first).then_some(at);
@@ -106,6 +116,11 @@ impl Vigil {
     /// When its program was last seen to have written a checkpoint.
     pub(crate) fn saved_at(&self) -> Option<Duration> {
         self.saves.at
+    }
+
+    /// Its newest checkpoint, where what watches over them has told.
+    pub(crate) fn saved(&self) -> Option<&Saved> {
+        self.saves.seen.as_ref()
     }
 
     /// How long ago its program wrote a checkpoint that is to be told now: each once, and no more often than is good for whoever is told.
@@ -499,6 +514,24 @@ mod tests {
         };
         begun.hear(Duration::from_secs(4), &first);
         assert_eq!(begun.saved_at(), Some(Duration::from_secs(4)));
+        let mut watched = Vigil::new(None);
+        let seen = |name: &str| JobStatus {
+            saved_step: Some(9),
+            saved: Some(Saved {
+                name: name.to_owned(),
+                ..Saved::default()
+            }),
+            ..JobStatus::default()
+        };
+        for (second, name, expected) in [(1, "a", 1), (2, "a", 1), (3, "b", 3)] {
+            watched.hear(Duration::from_secs(second), &seen(name));
+            assert_eq!(
+                watched.saved_at(),
+                Some(Duration::from_secs(expected)),
+                "{name}"
+            );
+        }
+        assert_eq!(watched.saved().map(|saved| saved.name.as_str()), Some("b"));
     }
 
     #[test]

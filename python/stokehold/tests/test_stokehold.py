@@ -126,12 +126,59 @@ class Saving(InJob):
         for step in (5, 10, 100_000_000, 20):
             self.saved(checkpoints, step)
         self.assertEqual([saved.step for saved in checkpoints.all()], [20, 100_000_000])
+        self.assertEqual(checkpoints.resume(), checkpoints.latest())
         self.assertEqual(checkpoints.latest().step, 100_000_000)
         (self.root / "ckpt" / "step-200000000").mkdir()
         self.assertEqual(checkpoints.latest().step, 100_000_000, "no marker, no checkpoint")
         self.assertEqual(json.loads(told.read_text())["saved_step"], 20)
         marker = json.loads((checkpoints.all()[0].path / "complete").read_text())
-        self.assertEqual(marker, {"step": 20})
+        self.assertGreaterEqual(marker.pop("seconds"), 0)
+        self.assertEqual(marker, {"step": 20, "attempt": 1, "files": [{"path": "state", "bytes": 5}]})
+
+    def test_what_lacks_a_file_is_none(self):
+        self.job()
+        checkpoints = stokehold.Checkpoints(keep=9)
+        for step in (1, 2, 3, 4):
+            self.saved(checkpoints, step)
+        root = self.root / "ckpt"
+        (root / "step-00000004" / "state").write_text("s")
+        (root / "step-00000003" / "state").unlink()
+        (root / "step-00000002" / "complete").write_text("[")
+        for name in ("step-5", "named", ".step-6.writing"):
+            (root / name).mkdir()
+            (root / name / "complete").write_text("{}")
+        self.assertEqual([saved.step for saved in checkpoints.all()], [1])
+        self.saved(checkpoints, 4, "again")
+        self.assertEqual((checkpoints.latest().path / "state").read_text(), "again", "what was broken is replaced")
+        (root / "named" / "weights").write_text("")
+        self.assertEqual([saved.path.name for saved in checkpoints.all()][0], "named", "others may write them too")
+
+    def test_the_attempt_says_what_to_go_on_from(self):
+        self.job(STOKE_ATTEMPT="3")
+        checkpoints = stokehold.Checkpoints(keep=9)
+        for step in (1, 2):
+            self.saved(checkpoints, step)
+        self.assertEqual([saved.attempt for saved in checkpoints.all()], [3, 3])
+        for told, step in (("step-00000001", 1), ("step-00000007", 2), ("", 2)):
+            os.environ["STOKE_RESUME_FROM"] = str(self.root / "ckpt" / told)
+            self.assertEqual(checkpoints.resume().step, step, told)
+        os.environ["STOKE_RESUME_FROM"] = str(self.root / "ckpt" / "step-00000001")
+        self.assertIsNone(stokehold.Checkpoints(self.root / "elsewhere").resume(), "not what is asked for")
+
+    def test_an_empty_one_is_refused(self):
+        self.job()
+        with self.assertRaises(ValueError):
+            with stokehold.Checkpoints().save(1):
+                pass
+
+    def test_as_many_stay_as_the_job_says(self):
+        self.job(STOKE_CHECKPOINT_KEEP="3")
+        checkpoints = stokehold.Checkpoints()
+        for step in (9, 8, 7, 1):
+            self.saved(checkpoints, step)
+        self.assertEqual([saved.step for saved in checkpoints.all()], [1, 7, 8, 9], "what was written last stays")
+        self.saved(checkpoints, 10)
+        self.assertEqual([saved.step for saved in checkpoints.all()], [8, 9, 10])
 
     def test_what_fails_leaves_nothing_and_what_was_there(self):
         self.job()

@@ -20,7 +20,7 @@ use stoke_api::names::{
     ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, MEMORY_TERMS_ANNOTATION,
     RANK_LABEL, env, host_name, pod_name, priority_class,
 };
-use stoke_api::trainjob::{Attempt, CheckpointSignal, Framework, Network, Spot, Tuning};
+use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning};
 use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
 use stoke_sched::{Snapshot, Topology};
 
@@ -125,29 +125,61 @@ impl<'a> Blueprint<'a> {
 
     /// On a cluster our binary is not in the image of the job.
     fn copies_binary(&self) -> bool {
-        let needs_it = self.job.spec.framework == Framework::Mpi || self.signal().is_some();
+        let needs_it = self.job.spec.framework == Framework::Mpi || self.is_heeded();
         self.config.home == Home::Cluster && needs_it
     }
 
-    /// What asks the job for a checkpoint, beside the file.
-    fn signal(&self) -> Option<CheckpointSignal> {
-        self.job.spec.checkpoint.as_ref()?.signal
+    /// Whether something stands beside its programs for the sake of its checkpoints. On a cluster it comes from the operator's image, and it
+    /// has to know the command: without either, checkpoints are the program's own affair, and only a signal cannot be sent.
+    fn is_heeded(&self) -> bool {
+        let Some(checkpoint) = &self.job.spec.checkpoint else {
+            return false;
+        };
+        let can_be = self.config.home == Home::Machine
+            || (self.config.image.is_some() && !self.command().is_empty());
+        can_be || checkpoint.signal.is_some()
     }
 
-    /// The command with someone beside it who signals it, where the job wants that: in every worker, for launchers pass signals on to
-    /// whoever is there, with a handler or without.
-    fn heeding(&self, command: Vec<String>) -> Result<Vec<String>, Misconfigured> {
-        let Some(signal) = self.signal() else {
+    /// The command with someone beside it who watches over its checkpoints: in every worker, for launchers pass signals on to whoever is
+    /// there, with a handler or without, and who writes may be any of them.
+    fn heeding(
+        &self,
+        command: Vec<String>,
+        attempt: &Attempt,
+        rank: u32,
+    ) -> Result<Vec<String>, Misconfigured> {
+        let Some(checkpoint) = self
+            .job
+            .spec
+            .checkpoint
+            .as_ref()
+            .filter(|_| self.is_heeded())
+        else {
             return Ok(command);
         };
+        if command.is_empty() && checkpoint.signal.is_none() {
+            return Ok(command);
+        }
         if command.is_empty() {
             let problem = "say what to run: nobody here knows the image's own command, and a signal is for what was started";
             return Err(Misconfigured::new("command", problem));
         }
-        let stoke = self.config.stoke_exe.to_string_lossy().into_owned();
-        let heed = [stoke, "heed".to_owned(), signal.name().to_owned()];
-        let heed = heed.into_iter().chain(["--".to_owned()]);
-        Ok(heed.chain(command).collect())
+        let mut heed = vec![
+            self.config.stoke_exe.to_string_lossy().into_owned(),
+            "heed".to_owned(),
+        ];
+        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
+        heed.extend([
+            format!("--checkpoints={}", checkpoint.path),
+            format!("--job={uid}"),
+            format!("--attempt={}", attempt.number),
+            format!("--rank={rank}"),
+        ]);
+        heed.extend(checkpoint.keep.map(|keep| format!("--keep={keep}")));
+        heed.extend(checkpoint.signal.map(|signal| signal.name().to_owned()));
+        heed.push("--".to_owned());
+        heed.extend(command);
+        Ok(heed)
     }
 
     /// What placement is asked for, with workers of this size.
@@ -249,7 +281,7 @@ impl<'a> Blueprint<'a> {
             stoke_exe: &self.config.stoke_exe,
         };
         let mut start = frameworks::start(job.spec.framework, &gang, rank)?;
-        start.command = self.heeding(start.command)?;
+        start.command = self.heeding(start.command, attempt, rank)?;
         let size = Size::of(attempt);
         let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;

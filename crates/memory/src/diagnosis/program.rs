@@ -1,5 +1,6 @@
 //! Programs that ended by themselves, or by a signal: what their log says they died of.
 
+use stoke_api::contract::checkpoints::{EXIT_FENCED, EXIT_NO_VOLUME};
 use stoke_api::{Bytes, Reason};
 
 use super::cause::{Cause, Confidence, Framework, Remedy, Shape};
@@ -13,6 +14,9 @@ pub fn ended(evidence: &Evidence, container: &Terminated, log: Option<&LogDigest
     if let Some(found) = not_begun(evidence.rank, container) {
         return found;
     }
+    if let Some(found) = kept_out(evidence, container) {
+        return found;
+    }
     // Who goes on after an error and is then ended by a signal did not die of the error.
     let signalled = matches!(container.signal(), Some(1 | 2 | 3 | 9 | 15));
     let silent = || {
@@ -24,7 +28,8 @@ pub fn ended(evidence: &Evidence, container: &Terminated, log: Option<&LogDigest
         .or_else(silent)
         .filter(|hit| container.exit_code != 0 && !(signalled && hit.went_on));
     let read = fatal.and_then(|hit| by_log(evidence, container, hit));
-    read.or_else(|| shared_memory_by_use(evidence, container, log))
+    read.or_else(|| without_volume(evidence, container))
+        .or_else(|| shared_memory_by_use(evidence, container, log))
         .unwrap_or_else(|| crashed(evidence, container, log))
 }
 
@@ -46,6 +51,35 @@ fn not_begun(rank: u32, container: &Terminated) -> Option<Diagnosis> {
         sentence,
         help,
     ))
+}
+
+/// What starts a worker did not, because another attempt may still write its checkpoints. The program never began.
+fn kept_out(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+    let path = evidence.checkpoint_path.as_ref()?;
+    (container.exit_code == i32::from(EXIT_FENCED)).then(|| {
+        let rank = evidence.rank;
+        let sentence =
+            format!("rank {rank} did not begin, for another attempt has the checkpoints in {path}");
+        Diagnosis::outside(Cause::Disrupted, Reason::WorkerLost, "Fenced", sentence)
+    })
+}
+
+/// The same because checkpoints could not be kept.
+fn without_volume(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+    let path = evidence.checkpoint_path.as_ref()?;
+    (container.exit_code == i32::from(EXIT_NO_VOLUME)).then(|| {
+        let rank = evidence.rank;
+        let sentence =
+            format!("rank {rank} did not begin, for no checkpoints can be kept in {path}");
+        let help = "its log says whether the volume is missing, read-only, full or another user's";
+        Diagnosis::job(
+            Cause::CheckpointVolume,
+            Reason::StartFailed,
+            "NoCheckpointVolume",
+            sentence,
+            help,
+        )
+    })
 }
 
 fn by_log(evidence: &Evidence, container: &Terminated, hit: &Hit) -> Option<Diagnosis> {

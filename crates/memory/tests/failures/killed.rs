@@ -1,7 +1,7 @@
 //! Who killed it, by the kernel's lines and by Events, in the words of kernels and kubelets.
 
 use stoke_api::Bytes;
-use stoke_memory::{Cause, End, Evidence, diagnose, events_may_tell};
+use stoke_memory::{Blame, Cause, End, Evidence, diagnose, events_may_tell};
 
 use crate::evidence;
 
@@ -271,5 +271,44 @@ fn events_tell_who_ended_it_where_its_status_does_not() {
         (Evidence::default(), false),
     ] {
         assert_eq!(events_may_tell(&evidence), worth, "{evidence:#?}");
+    }
+}
+
+/// What starts a worker ends by itself, before the program begins, where another attempt may write or nobody can.
+#[test]
+fn what_never_began_for_the_sake_of_its_checkpoints_is_told_so() {
+    let ended = |exit_code, path: Option<&str>, log: &str| {
+        let found = diagnose(&Evidence {
+            checkpoint_path: path.map(str::to_owned),
+            log: Some(stoke_memory::LogScan::read(log.as_bytes())),
+            ..evidence(exit_code, "Error")
+        });
+        (found.blame, found.cause, found.word)
+    };
+    let fenced = ended(83, Some("/ckpt"), "");
+    assert_eq!(
+        fenced,
+        (Blame::Outside, Cause::Disrupted, "Fenced".to_owned())
+    );
+    let missing = "stokehold: there is no directory /ckpt, where checkpoints are kept: is its volume mounted there?\n";
+    let missing = ended(84, Some("/ckpt"), missing);
+    assert_eq!(
+        missing,
+        (
+            Blame::Job,
+            Cause::CheckpointVolume,
+            "NoCheckpointVolume".to_owned()
+        )
+    );
+    let full = "stokehold: cannot write to /ckpt, where checkpoints are kept: No space left on device (os error 28); the volume is full\n";
+    let (blame, cause, _) = ended(84, Some("/ckpt"), full);
+    assert_eq!((blame, cause), (Blame::Job, Cause::CheckpointVolume));
+    for code in [83, 84] {
+        let (blame, ..) = ended(code, None, "");
+        assert_eq!(
+            blame,
+            Blame::Job,
+            "a program's own code says nothing of ours"
+        );
     }
 }

@@ -9,8 +9,10 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 use stoke_api::Bytes;
+use stoke_api::contract::checkpoints::Saved;
 use stoke_api::names::{
     CHECKPOINT_REQUEST_ANNOTATION, LAST_CHECKPOINT_ANNOTATION, MEMORY_RISK_ANNOTATION,
+    SAVED_ANNOTATION,
 };
 use stoke_api::risk::MemoryRisk;
 use stoke_memory::guard::Action;
@@ -143,6 +145,15 @@ pub(super) fn request(action: &Action, now: Timestamp) -> (&'static str, Value) 
 /// That the pod's job has written a checkpoint.
 pub(super) fn saved(at: Timestamp) -> (&'static str, Value) {
     (LAST_CHECKPOINT_ANNOTATION, at.to_string().into())
+}
+
+/// The same of a checkpoint that is known: which, and how large.
+pub(super) fn seen(saved: &Saved) -> [(&'static str, Value); 2] {
+    let text = serde_json::to_string(saved).unwrap_or_default();
+    [
+        (LAST_CHECKPOINT_ANNOTATION, saved.at.clone().into()),
+        (SAVED_ANNOTATION, text.into()),
+    ]
 }
 
 fn resize(container: &str, bytes: u64, is_promised: bool) -> Value {

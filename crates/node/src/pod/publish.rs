@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use stoke_api::names::{GPU_DEVICES_ANNOTATION, LAST_CHECKPOINT_ANNOTATION, USAGE_ANNOTATION};
+use stoke_api::contract::checkpoints::Saved;
+use stoke_api::names::{
+    GPU_DEVICES_ANNOTATION, LAST_CHECKPOINT_ANNOTATION, SAVED_ANNOTATION, USAGE_ANNOTATION,
+};
 
 use super::Worker;
 use crate::causes::chain;
@@ -127,6 +130,10 @@ impl Worker {
         } else {
             Timestamp::MAX
         };
+        if let Some(saved) = self.watched.saved() {
+            self.publish_saved(&saved).await;
+            return;
+        }
         let mut newest = self.watched.checkpoint();
         let directory = checkpoint::directory(&self.pod, &self.shared.claims.borrow());
         if let Some(dir) = directory {
@@ -141,12 +148,27 @@ impl Worker {
         }
     }
 
+    /// The same where it is known which one it is: nothing has to be guessed from files.
+    async fn publish_saved(&mut self, saved: &Saved) {
+        let Ok(text) = serde_json::to_string(saved) else {
+            return;
+        };
+        if self.pod.annotations().get(SAVED_ANNOTATION) != Some(&text) {
+            let annotations = json!({LAST_CHECKPOINT_ANNOTATION: saved.at, SAVED_ANNOTATION: text});
+            self.annotate_all(SAVED_ANNOTATION, &annotations).await;
+        }
+    }
+
     /// Writes an annotation, or takes it away. False if that must be tried again.
     pub(super) async fn annotate(&mut self, name: &str, value: Option<String>) -> bool {
+        self.annotate_all(name, &json!({name: value})).await
+    }
+
+    async fn annotate_all(&mut self, name: &str, annotations: &Value) -> bool {
         if self.gone {
             return true;
         }
-        let patch = json!({"metadata": {"uid": self.uid, "annotations": {name: value}}});
+        let patch = json!({"metadata": {"uid": self.uid, "annotations": annotations}});
         let params = PatchParams::default();
         match self
             .pods()

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use stoke_api::contract::checkpoints::Saved;
 use stoke_api::contract::{JobStatus, STATUS_VOLUME};
 use stoke_api::digest::{ContainerDigest, PodDigest};
 use stoke_api::names::JOB_LABEL;
@@ -56,6 +57,8 @@ struct State {
     /// When its program was last seen to have written a checkpoint, in any of its runs.
     saved_at: Option<Duration>,
     checkpoint: Option<Timestamp>,
+    /// The same, where it is known which.
+    saved_checkpoint: Option<Saved>,
 }
 
 impl Watched {
@@ -81,6 +84,7 @@ impl Watched {
                 is_in_danger: false,
                 saved_at: None,
                 checkpoint: None,
+                saved_checkpoint: None,
             })),
             dir: dir.clone(),
         }
@@ -97,6 +101,7 @@ impl Watched {
             is_in_danger,
             saved_at,
             checkpoint,
+            saved_checkpoint,
             ..
         } = &mut *state;
         let at = begun.elapsed();
@@ -126,7 +131,8 @@ impl Watched {
             }
             if vigil.saved_at() > *saved_at {
                 *saved_at = vigil.saved_at();
-                *checkpoint = Some(Timestamp::now());
+                *checkpoint = Some(written_at(vigil));
+                *saved_checkpoint = vigil.saved().cloned();
             }
             if let Some(action) = action {
                 deeds.push(Deed {
@@ -204,6 +210,11 @@ impl Watched {
         self.state().checkpoint
     }
 
+    /// Its newest checkpoint, where it is known which.
+    pub(super) fn saved(&self) -> Option<Saved> {
+        self.state().saved_checkpoint.clone()
+    }
+
     /// What is to be said of the worker's growth, given what was said before.
     pub(super) fn forewarning(
         &self,
@@ -234,7 +245,8 @@ impl Watched {
             vigil.hear(state.begun.elapsed(), &self.said());
             if vigil.saved_at() > state.saved_at {
                 state.saved_at = vigil.saved_at();
-                state.checkpoint = Some(Timestamp::now());
+                state.checkpoint = Some(written_at(&vigil));
+                state.saved_checkpoint = vigil.saved().cloned();
             }
         }
         let ran = exit
@@ -282,4 +294,10 @@ impl Watched {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// When the checkpoint was written that is news just now.
+fn written_at(vigil: &Vigil) -> Timestamp {
+    let told = vigil.saved().and_then(|saved| saved.at.parse().ok());
+    told.unwrap_or_else(Timestamp::now)
 }

@@ -23,7 +23,7 @@ fn stat_field(pid: u32, number: usize) -> Option<String> {
 }
 
 /// All that descend from `root`, without it.
-pub(super) fn descendants(root: u32) -> BTreeSet<u32> {
+pub(crate) fn descendants(root: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut left = vec![root];
     let scanned = if listed_children(root).is_none() {

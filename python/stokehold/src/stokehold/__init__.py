@@ -5,7 +5,7 @@ Everything here works outside of Stokehold too, where it tells nobody and nobody
     import stokehold
 
     checkpoints = stokehold.Checkpoints()
-    saved = checkpoints.latest()
+    saved = checkpoints.resume()
     first = load(saved.path) if saved else 0
 
     with stokehold.phase("train"):

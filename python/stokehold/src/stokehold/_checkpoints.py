@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is a directory, `step-00001200`, that is written beside its place and moved there. The file `complete` in it
-is written last: a directory without it is no checkpoint, whatever the file system did.
+is written last and lists the others: a directory without it, or without one of them, is no checkpoint, whatever the file
+system did. Who else writes checkpoints, in whatever language, does it as `docs/checkpoints.md` says.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from . import _job
 from ._status import phase, status
 
 _COMPLETE = "complete"
-_PLACE = re.compile(r"step-(\d+)")
-_DRAFT = re.compile(r"\.step-\d+\.writing")
+_STEP = re.compile(r"(\d+)\D*$")
+_DRAFT = re.compile(r"\..*\.(writing|going)")
+_KEEP = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Saved:
 
     path: Path
     step: int
+    attempt: int = 0
+
+    @property
+    def _age(self) -> tuple[int, int, str]:
+        # What was trained longest is newest; clocks of nodes differ.
+        return self.step, self.attempt, self.path.name
 
 
 class Checkpoints:
@@ -40,7 +48,7 @@ class Checkpoints:
         is kept.
     every: seconds between two; what the job says (`checkpoint.every`) unless said otherwise. Without either, one is
         written when it is asked for.
-    keep: how many of them stay.
+    keep: how many of them stay; what the job says (`checkpoint.keep`) unless said otherwise, else 2.
     rank: who of a gang writes is 0; the rank of this process unless said otherwise.
     """
 
@@ -49,15 +57,15 @@ class Checkpoints:
         directory: Union[str, os.PathLike[str], None] = None,
         *,
         every: Optional[float] = None,
-        keep: int = 2,
+        keep: Optional[int] = None,
         rank: Optional[int] = None,
     ) -> None:
-        if keep < 1:
+        if keep is not None and keep < 1:
             raise ValueError("keep at least the newest checkpoint")
         directory = directory or os.environ.get("STOKE_CHECKPOINT_DIR")
         self.directory = Path(directory) if directory else None
         self.rank = _job.rank() if rank is None else rank
-        self.keep = keep
+        self.keep = keep or _count(os.environ.get("STOKE_CHECKPOINT_KEEP")) or _KEEP
         self._every = _seconds(os.environ.get("STOKE_CHECKPOINT_EVERY")) if every is None else every
         self._last = time.monotonic()
         # What was asked for when this process began was asked of the one before it.
@@ -68,16 +76,21 @@ class Checkpoints:
         """All that are complete, the oldest first."""
         if self.directory is None or not self.directory.is_dir():
             return []
-        found = []
-        for path in self.directory.iterdir():
-            name = _PLACE.fullmatch(path.name)
-            if name and (path / _COMPLETE).is_file():
-                found.append(Saved(path, int(name[1])))
-        return sorted(found, key=lambda saved: saved.step)
+        found = (_read(path) for path in self.directory.iterdir())
+        return sorted((saved for saved in found if saved), key=lambda saved: saved._age)
 
     def latest(self) -> Optional[Saved]:
-        """What to go on from: the newest one, or none."""
+        """The newest one, or none."""
         return next(reversed(self.all()), None)
+
+    def resume(self) -> Optional[Saved]:
+        """What to go on from: what all workers of the attempt were told, else the newest one, or none."""
+        told = os.environ.get("STOKE_RESUME_FROM")
+        if told and self.directory is not None and Path(told).parent == self.directory:
+            saved = _read(Path(told))
+            if saved:
+                return saved
+        return self.latest()
 
     def requested(self) -> bool:
         """Whether someone wants one now: the memory is nearly full, or the node is about to go."""
@@ -108,6 +121,7 @@ class Checkpoints:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         self._tidy()
+        begun = time.monotonic()
         place = self.directory / f"step-{step:08}"
         draft = self.directory / f".{place.name}.writing"
         shutil.rmtree(draft, ignore_errors=True)
@@ -115,14 +129,16 @@ class Checkpoints:
         with phase("checkpoint"):
             try:
                 yield draft
-                if not (place / _COMPLETE).is_file():
-                    _finish(draft, place, step)
+                if not _read(place):
+                    _finish(draft, place, step, begun)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         self._is_done(request)
         status.say(saved_step=step)
         for old in self.all()[: -self.keep]:
-            shutil.rmtree(old.path, ignore_errors=True)
+            # A program that counts its steps anew: what it wrote last stays.
+            if old.path != place:
+                _remove(old.path)
 
     def _is_done(self, request: str) -> None:
         self._answered = request
@@ -138,19 +154,61 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _finish(draft: Path, place: Path, step: int) -> None:
+def _finish(draft: Path, place: Path, step: int, begun: float) -> None:
+    listed = []
     for folder, _, files in os.walk(draft):
         for name in files:
-            _settle(Path(folder, name))
+            path = Path(folder, name)
+            _settle(path)
+            listed.append({"path": path.relative_to(draft).as_posix(), "bytes": path.stat().st_size})
         _settle(Path(folder))
+    if not listed:
+        raise ValueError(f"nothing was written to {draft}: a checkpoint has files")
     marker = draft / _COMPLETE
-    marker.write_text(json.dumps({"step": step}) + "\n")
+    said = {
+        "step": step,
+        "attempt": _job.attempt(),
+        "seconds": round(time.monotonic() - begun, 3),
+        "files": sorted(listed, key=lambda file: str(file["path"])),
+    }
+    marker.write_text(json.dumps(said) + "\n")
     _settle(marker)
     _settle(draft)
-    # What stands there has no marker, and so is none.
-    shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        # What stands there is not complete.
+        _remove(place)
     os.replace(draft, place)
     _settle(place.parent)
+
+
+def _remove(path: Path) -> None:
+    """Under another name first, so that a part of it is never taken for the whole."""
+    going = path.with_name(f".{path.name}.going")
+    shutil.rmtree(going, ignore_errors=True)
+    try:
+        os.replace(path, going)
+    except OSError:
+        # Who watches over the job's checkpoints may have been quicker.
+        return
+    shutil.rmtree(going, ignore_errors=True)
+
+
+def _read(path: Path) -> Optional[Saved]:
+    """The checkpoint in this directory, if it is complete."""
+    if path.name.startswith("."):
+        return None
+    try:
+        said = json.loads((path / _COMPLETE).read_text())
+        files = said.get("files")
+        if files is None:
+            is_whole = any(entry.name != _COMPLETE for entry in path.iterdir())
+        else:
+            is_whole = bool(files) and all((path / file["path"]).stat().st_size >= file["bytes"] for file in files)
+        number = _STEP.search(path.name)
+        step = said.get("step", number[1] if number else 0)
+        return Saved(path, int(step), int(said.get("attempt", 0))) if is_whole else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _settle(path: Path) -> None:
@@ -170,6 +228,13 @@ def _request() -> str:
         return Path(path).read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _count(text: Optional[str]) -> Optional[int]:
+    try:
+        return max(1, int(text or ""))
+    except ValueError:
+        return None
 
 
 def _seconds(text: Optional[str]) -> Optional[float]:

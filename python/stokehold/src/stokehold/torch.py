@@ -32,12 +32,12 @@ def save(checkpoints: Checkpoints, step: int, **parts: Any) -> None:
 
 
 def load(checkpoints: Checkpoints, **parts: Any) -> tuple[int, dict[str, Any]]:
-    """Puts the newest checkpoint into the parts. Gives the step to go on from, 0 where there is none, and the values
+    """Puts what to go on from into the parts. Gives the step to go on from, 0 where there is none, and the values
     that are no parts.
 
     Rank 0 alone reads, so that only it needs the volume.
     """
-    saved = checkpoints.latest() if checkpoints.rank == 0 else None
+    saved = checkpoints.resume() if checkpoints.rank == 0 else None
     state = _shared(torch.load(saved.path / _FILE, map_location="cpu") if saved else None)
     if state is None:
         return 0, {}

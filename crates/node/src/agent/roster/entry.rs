@@ -188,8 +188,15 @@ impl Entry {
         let risk = self.risk.as_ref();
         let is_awaited = risk.is_some_and(|risk| risk.checkpoint_asked_at.is_some());
         if let Some(age) = running.vigil.news_of_save(at, is_awaited) {
-            let saved = now.checked_sub(age).unwrap_or(now);
-            self.outbox.tell(deeds::saved(saved));
+            match running.vigil.saved() {
+                Some(saved) => deeds::seen(saved)
+                    .into_iter()
+                    .for_each(|told| self.outbox.tell(told)),
+                None => {
+                    let saved = now.checked_sub(age).unwrap_or(now);
+                    self.outbox.tell(deeds::saved(saved));
+                }
+            }
         }
         match action {
             Some(action) => self.act(id, &action, around),

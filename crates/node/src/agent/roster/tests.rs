@@ -1,4 +1,5 @@
 use serde_json::json;
+use stoke_api::contract::checkpoints::Saved;
 
 use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, MEMORY_RISK_ANNOTATION, RANK_LABEL};
 use stoke_api::risk::{MemoryRisk, Stage};
@@ -341,6 +342,20 @@ fn a_checkpoint_that_a_program_tells_of_is_told_once_and_dated() {
     assert_eq!(saved(5, Some(7)), None, "not that often");
     let second = saved(14, Some(7)).expect("not lost");
     assert!(second.contains("1970-01-01T00:00:05Z"), "{second}");
+    let mut readings = uses(100, 160);
+    if let Outcome::Measured { said, .. } = &mut readings[0].outcome {
+        said.saved = Some(Saved {
+            name: "step-8".to_owned(),
+            step: Some(8),
+            at: "2027-01-15T08:00:00Z".to_owned(),
+            bytes: 10,
+            millis: None,
+        });
+    }
+    let seen = told(&deeds(&mut roster, 30, readings, &plenty()));
+    for part in ["step-8", "2027-01-15T08:00:00Z", "stokehold.dev/saved"] {
+        assert!(seen.contains(part), "{seen}");
+    }
 }
 
 #[test]
