@@ -12,6 +12,8 @@ pub enum ConditionType {
     Complete,
     Failed,
     MemoryAtRisk,
+    /// Much work is in no checkpoint.
+    WorkAtRisk,
     /// Of a Queue: jobs may start from it.
     Usable,
 }
@@ -26,6 +28,7 @@ impl ConditionType {
             Self::Complete => "Complete",
             Self::Failed => "Failed",
             Self::MemoryAtRisk => "MemoryAtRisk",
+            Self::WorkAtRisk => "WorkAtRisk",
             Self::Usable => "Usable",
         }
     }

@@ -43,6 +43,12 @@ pub enum Reason {
     OutOfDanger,
     /// Its memory was in danger when it ended.
     NotRunning,
+    /// Its work: hours of it are in no checkpoint, for the job keeps none.
+    NoCheckpoints,
+    /// Its work: none was written for much longer than the job means to.
+    CheckpointOverdue,
+    /// Its work is in a checkpoint again.
+    CheckpointWritten,
     StoppingWorkers,
     Suspended,
     Resumed,

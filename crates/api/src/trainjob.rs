@@ -3,6 +3,7 @@
 mod model;
 mod status;
 mod tuning;
+pub mod unsaved;
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,8 @@ use serde_json::Value;
 
 pub use model::{Method, Model, Optimizer, Precision};
 pub use status::{
-    Attempt, Exit, GpuResource, Outcome, Phase, Preemption, Sizing, TrainJobStatus, Waiting,
+    Attempt, Exit, GpuResource, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
+    TrainJobStatus, Waiting,
 };
 pub use tuning::{
     Finding, GRAD_ACCUM_SCALE, MICRO_BATCH_SCALE, RestartEvery, TORCH_ALLOCATOR, Tuning,
@@ -65,6 +67,12 @@ use crate::quantity::{Bytes, CpuMilli, GpuRequest, Span};
         type_ = "integer",
         json_path = ".status.attempt",
         description = "Which attempt this is."
+    ),
+    printcolumn(
+        name = "Saved",
+        type_ = "date",
+        json_path = ".status.lastCheckpoint",
+        description = "When its newest checkpoint was written."
     ),
     printcolumn(
         name = "Since",

@@ -8,11 +8,12 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use serde_json::Value;
+use stoke_api::contract::checkpoints::Saved;
 use stoke_api::digest::{ContainerDigest, PodDigest};
 use stoke_api::names::{
     ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, GPU_DEVICES_ANNOTATION, JOB_LABEL,
     LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION, RANK_LABEL,
-    USAGE_ANNOTATION,
+    SAVED_ANNOTATION, USAGE_ANNOTATION,
 };
 use stoke_api::risk::MemoryRisk;
 use stoke_sched::Resources;
@@ -51,6 +52,8 @@ pub struct Metadata {
     /// The GPUs it was given, by index, where it is told which.
     pub devices: Option<Box<[u32]>>,
     pub last_checkpoint: Option<Timestamp>,
+    /// Which that is, where its node knows.
+    pub saved: Option<Box<Saved>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -224,6 +227,7 @@ impl From<ObjectMeta> for Metadata {
         let request = annotations.get(CHECKPOINT_REQUEST_ANNOTATION);
         let devices = annotations.get(GPU_DEVICES_ANNOTATION);
         let checkpoint = annotations.get(LAST_CHECKPOINT_ANNOTATION);
+        let saved = annotations.get(SAVED_ANNOTATION);
         let owners = metadata.owner_references.into_iter().flatten();
         Self {
             name: boxed(metadata.name.unwrap_or_default()),
@@ -238,6 +242,7 @@ impl From<ObjectMeta> for Metadata {
             rank: number(RANK_LABEL),
             devices: devices.and_then(|text| indices(text)),
             last_checkpoint: checkpoint.and_then(|text| text.parse().ok()),
+            saved: saved.and_then(|text| Saved::parse(text)).map(Box::new),
             digest: None,
             kernel: Box::default(),
             risk: risk.and_then(|text| MemoryRisk::parse(text)).map(Box::new),

@@ -24,6 +24,8 @@ mod pods_made;
 pub mod refusal;
 pub mod rendezvous;
 #[cfg(test)]
+mod saving;
+#[cfg(test)]
 mod sharing;
 #[cfg(test)]
 mod simulation;

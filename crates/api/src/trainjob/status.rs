@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::tuning::{Finding, Tuning};
+use crate::contract::checkpoints::Saved;
 use crate::quantity::{Bytes, CpuMilli};
 
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
@@ -43,6 +44,9 @@ pub struct TrainJobStatus {
     /// When the newest checkpoint of any attempt was written, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<Time>,
+    /// The newest checkpoint, where the program writes them with markers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved: Option<SavedCheckpoint>,
     /// When the next attempt may start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
@@ -82,6 +86,36 @@ impl TrainJobStatus {
         self.attempts.push(attempt);
         let excess = self.attempts.len().saturating_sub(ATTEMPTS_KEPT);
         self.attempts.drain(..excess);
+    }
+}
+
+/// A complete checkpoint, as its worker's node has seen it.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SavedCheckpoint {
+    /// Its directory, below `checkpoint.path`.
+    pub name: String,
+    /// The step that it goes on from, where the program says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// When it was seen to be complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+    pub bytes: u64,
+    /// How long it took to write, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+}
+
+impl From<&Saved> for SavedCheckpoint {
+    fn from(saved: &Saved) -> Self {
+        Self {
+            name: saved.name.clone(),
+            step: saved.step,
+            at: saved.at.parse().ok().map(Time),
+            bytes: saved.bytes,
+            seconds: saved.millis.map(|millis| millis as f64 / 1000.0),
+        }
     }
 }
 
@@ -141,6 +175,9 @@ pub struct Attempt {
     /// When it was over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
+    /// When it wrote its newest checkpoint, where that is known. An attempt that saved something has got on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved_at: Option<Time>,
     /// The generation of the spec it runs; a spec changed since takes effect with the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use serde_json::Value;
+use stoke_api::trainjob::unsaved::Unsaved;
 use stoke_api::trainjob::{Attempt, Framework};
-use stoke_api::{TrainJob, TrainJobStatus};
+use stoke_api::{Bytes, TrainJob, TrainJobStatus};
 
 use super::table::Grid;
 use super::{count, ending, nodes};
@@ -45,6 +47,8 @@ pub fn job(view: &JobView, now: Timestamp) -> String {
     text.field("Priority", &word(&job.spec.priority));
     text.field("Memory", &memory(job, status));
     text.field("Checkpoint", &checkpoint(job));
+    text.field("Saved", &saved(status, now));
+    text.field("Unsaved", &unsaved(job, status, now));
     text.field(
         "Retries",
         &format!(
@@ -192,6 +196,35 @@ fn checkpoint(job: &TrainJob) -> String {
         checkpoint.size,
         every.unwrap_or_default()
     )
+}
+
+/// The newest checkpoint, and how old it is.
+fn saved(status: &TrainJobStatus, now: Timestamp) -> String {
+    let at = status.last_checkpoint.as_ref();
+    let age = at.map(|at| format!("{} ago", clock::ago(at.0, now)));
+    let Some(saved) = &status.saved else {
+        return age.unwrap_or_default();
+    };
+    let seconds = saved.seconds.map(|seconds| format!("in {seconds:.1} s"));
+    let step = saved.step.map(|step| format!("step {step}"));
+    let parts = [
+        Some(saved.name.clone()),
+        step,
+        Some(Bytes(saved.bytes).human()),
+        seconds,
+        age,
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    parts.join(", ")
+}
+
+/// What would be lost if it were interrupted now.
+fn unsaved(job: &TrainJob, status: &TrainJobStatus, now: Timestamp) -> String {
+    Unsaved::of(&job.spec, status, &Time(now)).map_or_else(String::new, |unsaved| {
+        let time = clock::short(unsaved.seconds);
+        let (total, unit) = (unsaved.total_seconds, unsaved.unit());
+        format!("{time} of work ({total} {unit}-seconds)")
+    })
 }
 
 /// A command as one could type it.

@@ -9,6 +9,7 @@ mod following;
 mod gang;
 #[path = "../support/growing.rs"]
 mod growing;
+mod interruptions;
 mod kubectl;
 mod memory;
 mod memory_guard;

@@ -56,7 +56,10 @@ fn a_gang_starts_whole_runs_and_completes() {
     ");
     stage.pass(2);
     stage.run_pod("j-1-1");
-    insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 2/2 failures 0: all 2 workers run");
+    insta::assert_snapshot!(stage.turn("j"), @"
+    Running (WorkersRunning) 2/2 failures 0: all 2 workers run
+      again in 7200s
+    ");
     assert_eq!(condition(&stage, "Running"), "True WorkersRunning");
     assert_eq!(condition(&stage, "Admitted"), "True Placed");
     assert_eq!(condition(&stage, "Queued"), "False Placed");
@@ -79,7 +82,10 @@ fn a_worker_that_has_ended_well_is_not_needed_any_more() {
     assert_eq!(status(&stage).attempts[0].succeeded, [1]);
     // Removed with its node, or by whoever tidies up.
     stage.pods.remove("j-1-1");
-    insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 1/2 failures 0: all 2 workers run");
+    insta::assert_snapshot!(stage.turn("j"), @"
+    Running (WorkersRunning) 1/2 failures 0: all 2 workers run
+      again in 7200s
+    ");
     // What another does is still its own end.
     let mut failing = gang();
     failing.jobs.clone_from(&stage.jobs);

@@ -120,9 +120,11 @@ fn matters(written: &TrainJobStatus, new: &TrainJobStatus) -> bool {
     reworded.ready.clone_from(&new.ready);
     reworded.waiting.clone_from(&new.waiting);
     reworded.last_checkpoint.clone_from(&new.last_checkpoint);
+    reworded.saved.clone_from(&new.saved);
     // Of a gang that ends, worker by worker. A pod is not removed in a moment.
     if let Some((written, new)) = reworded.attempts.last_mut().zip(new.attempts.last()) {
         written.succeeded.clone_from(&new.succeeded);
+        written.saved_at.clone_from(&new.saved_at);
     }
     for (condition, new) in reworded.conditions.iter_mut().zip(&new.conditions) {
         condition.message.clone_from(&new.message);

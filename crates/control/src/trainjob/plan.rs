@@ -19,6 +19,7 @@ mod resizing;
 mod restarting;
 mod risk;
 mod telling;
+mod unsaved;
 mod waiting;
 
 use std::collections::BTreeMap;

@@ -179,17 +179,17 @@ fn who_heeds_a_signal_is_started_beside_what_sends_it() {
         ..Config::cluster()
     };
     insta::assert_snapshot!(commands("plain", 1, &config()), @"
-    /usr/bin/stoke heed --checkpoints=/c --job=uid --attempt=1 --rank=0 SIGUSR1 -- python train.py
-    /usr/bin/stoke heed --checkpoints=/c --job=uid --attempt=1 --rank=1 SIGUSR1 -- python train.py
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 SIGUSR1 -- python train.py
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 SIGUSR1 -- python train.py
     ");
     insta::assert_snapshot!(commands("mpi", 1, &cluster), @"
-    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid --attempt=1 --rank=0 SIGUSR1 -- /opt/stokehold/bin/stoke mpi launch --np 2 --slots 1 -- python train.py
-    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid --attempt=1 --rank=1 SIGUSR1 -- /opt/stokehold/bin/stoke mpi worker
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 SIGUSR1 -- /opt/stokehold/bin/stoke mpi launch --np 2 --slots 1 -- python train.py
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 SIGUSR1 -- /opt/stokehold/bin/stoke mpi worker
     ");
     let torch = commands("torch", 2, &cluster);
     assert!(
         torch.starts_with(
-            "/opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid --attempt=1 --rank=0 SIGUSR1 -- python -m torch.distributed.run"
+            "/opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 SIGUSR1 -- python -m torch.distributed.run"
         ),
         "{torch}"
     );

@@ -67,6 +67,7 @@ impl Turn<'_> {
             message = self.recover(diagnosis.as_ref()?).err()?;
             Some(Phase::Failed)
         });
+        self.note_progress();
         match (last_phase, outcome) {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
@@ -103,11 +104,24 @@ impl Turn<'_> {
                 attempt.outcome,
                 Some(Outcome::Failed | Outcome::Interrupted)
             );
-            wrong && ran < forget
+            wrong && ran < forget && attempt.saved_at.is_none()
         };
         let attempts = self.status.attempts.iter().rev();
         // There is always some wait, even after one that ran long.
         attempts.take_while(went_wrong).count().max(1) as u32
+    }
+
+    /// The wait for the next attempt, once it is known that the last one got on.
+    pub(super) fn wait_no_longer_than_needed(&mut self) {
+        let last = self.status.attempts.last();
+        let finished = last.and_then(|attempt| attempt.finished_at.as_ref());
+        let Some(finished) = finished.map(|time| time.0) else {
+            return;
+        };
+        let delay = (self.config.retry).delay(self.failures_in_a_row(), self.chance());
+        if let Some(next) = &mut self.status.next_attempt_at {
+            next.0 = next.0.min(after(finished, delay));
+        }
     }
 
     pub(super) fn is_exhausted(&self) -> bool {

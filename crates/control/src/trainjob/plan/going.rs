@@ -186,13 +186,4 @@ impl Turn<'_> {
             }
         }
     }
-
-    pub(super) fn note_checkpoint(&mut self) {
-        let workers = self.workers.iter();
-        let newest = workers.filter_map(|worker| worker.pod.metadata.last_checkpoint);
-        let known = self.status.last_checkpoint.as_ref().map(|time| time.0);
-        if let Some(newest) = newest.max().filter(|newest| Some(*newest) > known) {
-            self.status.last_checkpoint = Some(Time(newest));
-        }
-    }
 }
