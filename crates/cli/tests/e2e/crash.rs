@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::{Engine, Random, eventually};
+use crate::random::Random;
+use crate::support::{Engine, eventually};
 
 /// Prints a numbered line every few milliseconds, with its process id, so that a lost, doubled or restarted line shows.
 const COUNTER: &str = r#"

@@ -9,10 +9,14 @@ mod following;
 mod gang;
 #[path = "../support/growing.rs"]
 mod growing;
+#[path = "../support/interrupted.rs"]
+mod interrupted;
 mod interruptions;
 mod kubectl;
 mod memory;
 mod memory_guard;
+#[path = "../support/random.rs"]
+mod random;
 mod recovering;
 mod scheduling;
 mod support;

@@ -7,7 +7,7 @@ use crate::support::{self, Testbed, eventually};
 use crate::workers::{self, Jobs, host_programs};
 
 /// Takes work again when the test ends, however it ends.
-struct Drained<'a> {
+pub struct Drained<'a> {
     testbed: &'a Testbed,
     node: &'a str,
 }
@@ -18,7 +18,7 @@ impl Drop for Drained<'_> {
     }
 }
 
-fn drain<'a>(testbed: &'a Testbed, node: &'a str) -> Drained<'a> {
+pub fn drain<'a>(testbed: &'a Testbed, node: &'a str) -> Drained<'a> {
     let drained = Drained { testbed, node };
     succeed(&mut testbed.kubectl(&[
         "drain",

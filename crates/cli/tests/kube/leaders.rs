@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::operators::{Audit, Operators, SHORT_LEASE};
+use crate::random::Random;
 use crate::release::{self, succeed};
 use crate::support::{Testbed, eventually, eventually_or, testbed, text};
 use crate::workers::kwok_node;
@@ -117,29 +118,6 @@ fn unplaced(name: &str) -> Value {
     })
 }
 
-/// Small and seeded.
-struct Dice(u64);
-
-impl Dice {
-    fn new() -> Self {
-        let said = std::env::var("STOKE_TEST_SEED").ok();
-        let seed: u64 = said.and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-            let now = std::time::SystemTime::now();
-            let since = now.duration_since(std::time::UNIX_EPOCH);
-            since.map_or(1, |since| since.subsec_nanos().into())
-        });
-        println!("STOKE_TEST_SEED={seed}");
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
-
 /// What is to become of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
@@ -161,16 +139,16 @@ struct Job {
 struct Storm<'a> {
     testbed: &'a Testbed,
     jobs: Vec<Job>,
-    dice: std::cell::RefCell<Dice>,
+    dice: std::cell::RefCell<Random>,
     audit: Audit,
 }
 
 impl<'a> Storm<'a> {
     fn begin(testbed: &'a Testbed) -> Self {
-        let mut dice = Dice::new();
+        let mut dice = Random::new("leaders");
         let jobs = (0..JOBS).map(|n| Job {
             name: format!("job-{n}"),
-            workers: 1 + dice.roll(4) as usize,
+            workers: 1 + dice.below(4) as usize,
             fate: [Fate::Completes, Fate::Fails, Fate::RunsOn, Fate::Deleted][n % 4],
         });
         let jobs: Vec<Job> = jobs.collect();
@@ -204,7 +182,7 @@ impl<'a> Storm<'a> {
             while to_go.len() > 2 {
                 self.delete(to_go.remove(0));
             }
-            std::thread::sleep(Duration::from_millis(self.dice.borrow_mut().roll(1200)));
+            std::thread::sleep(Duration::from_millis(self.dice.borrow_mut().below(1200)));
             operators.kill(leader);
             operators.start();
         }

@@ -12,11 +12,16 @@ mod failing;
 #[path = "../support/growing.rs"]
 mod growing;
 mod installing;
+#[path = "../support/interrupted.rs"]
+mod interrupted;
+mod interruptions;
 mod launching;
 mod leaders;
 mod memory_guard;
 mod operators;
 mod own_node;
+#[path = "../support/random.rs"]
+mod random;
 mod recovering;
 mod release;
 mod rights;

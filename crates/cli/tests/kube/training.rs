@@ -25,6 +25,18 @@ fn ddp_example() -> Value {
     spec
 }
 
+/// Says so where there is none.
+pub fn has_torch() -> bool {
+    let imports = std::process::Command::new("/usr/bin/python3")
+        .args(["-c", "import torch"])
+        .output();
+    let has_torch = imports.is_ok_and(|output| output.status.success());
+    if !has_torch {
+        eprintln!("skipped: no torch for /usr/bin/python3 (scripts/setup.sh torch)");
+    }
+    has_torch
+}
+
 /// A directory of the machine as the volume that a claim will find: the testbed has no storage of its own.
 pub struct Volume<'a> {
     testbed: &'a Testbed,
@@ -68,11 +80,7 @@ fn two_workers_on_two_nodes_find_each_other_by_name_and_train() {
     let Some((testbed, _release)) = release::on_nodes() else {
         return;
     };
-    let has_torch = std::process::Command::new("/usr/bin/python3")
-        .args(["-c", "import torch"])
-        .output();
-    if !has_torch.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no torch for /usr/bin/python3 (scripts/setup.sh torch)");
+    if !has_torch() {
         return;
     }
     let jobs = Jobs::new(&testbed, "training");
