@@ -16,7 +16,7 @@ const INTERRUPTIONS: u32 = 25;
 /// Seconds between two checkpoints.
 const EVERY: f64 = 2.0;
 /// Steps of the whole training, more than are done between interruptions.
-const STEPS: u32 = 6_000;
+const STEPS: u32 = 4_000;
 
 struct Training<'a> {
     engine: &'a Engine,
@@ -122,7 +122,7 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
     let expected = whole.weights();
 
     let begun = Instant::now();
-    let parts = Training::submit(&engine, "parts", &python, "0.02");
+    let parts = Training::submit(&engine, "parts", &python, "0.04");
     let mut ways: Vec<Way> = Vec::new();
     let mut ports = BTreeSet::new();
     for _ in 0..INTERRUPTIONS {
