@@ -54,6 +54,8 @@ pub enum Reason {
     WorkerFailed,
     WorkerLost,
     Evicted,
+    /// A node of it goes away.
+    NodeLeaving,
     Preempted,
     StartFailed,
     RetriesExhausted,
