@@ -158,16 +158,21 @@ impl Turn<'_> {
         self.say(phase, reason, message);
     }
 
+    /// When a job that is over goes itself, if it is to. What it used is on its pods, and they go with it: that is waited for.
+    pub(super) fn goes_at(&self, learns_until: Option<Timestamp>) -> Option<Timestamp> {
+        let is_over = self.status.phase.is_final();
+        let finished = self.status.finished_at.as_ref().filter(|_| is_over)?.0;
+        let Span { seconds } = self.job.spec.ttl?;
+        let due = after(finished, Duration::from_secs(seconds));
+        Some(learns_until.map_or(due, |until| due.max(until)))
+    }
+
     /// The job is over: nothing of it runs on, and in time it goes itself.
     pub(super) fn retire(&mut self, learns_until: Option<Timestamp>) {
         self.stop(|_| true);
-        let finished = self.status.finished_at.as_ref().map(|time| time.0);
-        let Some((at, Span { seconds })) = finished.zip(self.job.spec.ttl) else {
+        let Some(due) = self.goes_at(learns_until) else {
             return;
         };
-        // What it used is on its pods, and they go with it.
-        let due = after(at, Duration::from_secs(seconds));
-        let due = learns_until.map_or(due, |until| due.max(until));
         match &self.job.metadata.uid {
             Some(uid) if due <= self.now => {
                 self.actions.push(Action::DeleteJob { uid: uid.clone() });
