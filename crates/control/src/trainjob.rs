@@ -26,6 +26,8 @@ mod pods_made;
 pub mod refusal;
 pub mod rendezvous;
 #[cfg(test)]
+mod schedules;
+#[cfg(test)]
 mod sharing;
 #[cfg(test)]
 mod simulation;
