@@ -62,7 +62,7 @@ impl JobRecord {
         let at = status.finished_at.as_ref()?.0.as_second();
         let last = status.attempts.last();
         let cause = last.and_then(|attempt| attempt.diagnosis.as_ref());
-        let cause = cause.filter(|_| status.phase == Phase::Failed);
+        let cause = cause.filter(|it| status.phase == Phase::Failed && it.cause != "Unknown");
         Some(Self {
             name: job.name().to_owned(),
             id: distinct(job).to_owned(),

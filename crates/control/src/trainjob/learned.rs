@@ -610,10 +610,7 @@ fn what_nobody_measured_is_kept_before_its_job_goes_and_costs_no_write_before_th
     };
     assert_eq!((record.name.as_str(), record.seconds), ("j", 60));
     assert_eq!((record.gpu_seconds, record.failures), (60, 1));
-    assert_eq!(
-        (record.phase, record.cause.as_str()),
-        (Phase::Failed, "Unknown")
-    );
+    assert_eq!((record.phase, record.cause.as_str()), (Phase::Failed, ""));
     let plan = stage.plan("j").expect("a plan");
     let actions: Vec<String> = plan.actions.iter().map(ToString::to_string).collect();
     assert_eq!(actions, ["delete the job"]);
