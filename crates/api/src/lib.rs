@@ -14,6 +14,7 @@ pub mod profile;
 pub mod quantity;
 pub mod queue;
 pub mod reason;
+pub mod record;
 pub mod risk;
 pub mod rules;
 pub mod trainjob;

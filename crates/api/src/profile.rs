@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::ContainerDigest;
 use crate::quantity::Bytes;
+use crate::record::JobRecord;
 
 /// What the runs of one kind of job used, so that the next one can be given what it needs.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
@@ -67,6 +68,10 @@ pub struct JobProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 400))]
     pub history: Vec<Run>,
+    /// How the latest jobs went, oldest first; `stoke history` shows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    pub jobs: Vec<JobRecord>,
 }
 
 /// What is written to [`JobProfileSpec::version`].

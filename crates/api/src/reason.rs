@@ -60,6 +60,8 @@ pub enum Reason {
     WorkerFailed,
     WorkerLost,
     Evicted,
+    /// A node of it goes away.
+    NodeLeaving,
     Preempted,
     StartFailed,
     RetriesExhausted,

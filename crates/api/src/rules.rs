@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::names::{ANY_GPU_TYPE, JOB_NAME_LENGTH_MAX};
 use crate::quantity::{Bytes, GpuRequest, Span};
-use crate::trainjob::{Memory, Qos};
+use crate::trainjob::{Memory, Qos, Spot};
 use crate::{Dataset, Queue, TrainJob};
 
 /// A rule that an object broke, at the field a person should change.
@@ -114,6 +114,12 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
                 .elastic
                 .is_none_or(|elastic| (elastic.min..=elastic.max).contains(&job.spec.workers))
         },
+    },
+    Rule {
+        path: "spec.spotInterruptions",
+        cel: "!has(self.spec.spotInterruptions) || self.spec.spot == 'allowed'",
+        message: "spotInterruptions is for jobs that may run on both kinds of machines; it needs spot: allowed",
+        holds: |job, _| job.spec.spot_interruptions.is_none() || job.spec.spot == Spot::Allowed,
     },
     Rule {
         path: "spec.gpuTypes",

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 pub use model::{Method, Model, Optimizer, Precision};
 pub use status::{
-    Attempt, Exit, GpuResource, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
+    Attempt, Exit, GpuResource, Leaving, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
     TrainJobStatus, Waiting,
 };
 pub use tuning::{
@@ -199,6 +199,11 @@ pub struct TrainJobSpec {
     /// May it run on machines that can be taken away? `never`, `allowed` or `only`.
     #[serde(default)]
     pub spot: Spot,
+
+    /// After so many attempts that ended because such a machine was taken away, only those that stay are used. Absent: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub spot_interruptions: Option<u32>,
 
     /// `pod` gives each worker its own address; `host` uses the node's, as RDMA and EFA want. Absent: what the cluster prefers.
     #[serde(skip_serializing_if = "Option::is_none")]

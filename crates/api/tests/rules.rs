@@ -74,6 +74,21 @@ fn cases() -> Vec<Case> {
     vec![
         case("smallest", job(json!({})), &[]),
         case(
+            "off spot after a while",
+            job(json!({"spotInterruptions": 3})),
+            &[],
+        ),
+        case(
+            "nowhere after a while",
+            job(json!({"spot": "only", "spotInterruptions": 3})),
+            &["spec.spotInterruptions"],
+        ),
+        case(
+            "a limit for nothing",
+            job(json!({"spot": "never", "spotInterruptions": 3})),
+            &["spec.spotInterruptions"],
+        ),
+        case(
             "template instead of command",
             job(json!({"command": null, "template": {"spec": {}}})),
             &[],

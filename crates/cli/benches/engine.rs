@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, bail};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
@@ -31,6 +33,7 @@ async fn bench() -> Result<()> {
     submit_to_running(&client, engine.folder.path()).await?;
     creates_per_second(&client).await?;
     watch_fan_out(&client).await?;
+    engine.get_among_many(&client).await?;
     list_pods(&client).await?;
     engine.starts_again()
 }
@@ -131,6 +134,77 @@ impl Engine {
             kib / 1024.0,
             json!({"aim": "under 60"}),
         );
+        Ok(())
+    }
+
+    /// `stoke get`, from the start of the process to its end, where nobody has tidied up for long.
+    async fn get_among_many(&self, client: &Client) -> Result<()> {
+        const FINISHED: usize = 1_000;
+        const RUNNING: usize = 50;
+        let jobs: Api<TrainJob> = Api::default_namespaced(client.clone());
+        let job = |name: String, spec: Value| json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec});
+        let finish = |n: usize| {
+            let jobs = jobs.clone();
+            // Nothing of it ever runs: it is put on record as it would be at its end.
+            let made = job(
+                format!("finished-{n:04}"),
+                json!({"command": ["true"], "suspend": true}),
+            );
+            async move {
+                let made: TrainJob = serde_json::from_value(made)?;
+                let name = made.name().to_owned();
+                jobs.create(&PostParams::default(), &made).await?;
+                let status = json!({"status": {
+                    "phase": "Complete", "reason": "Succeeded", "message": "its worker ended well", "ready": "0/1",
+                    "attempt": 1, "failures": 0, "ranSeconds": 60,
+                    "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z",
+                    "attempts": [{"number": 1, "nodes": ["n"], "outcome": "Succeeded",
+                        "runningAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}],
+                }});
+                let patch = Patch::Merge(status);
+                jobs.patch_status(&name, &PatchParams::default(), &patch)
+                    .await?;
+                anyhow::Ok(())
+            }
+        };
+        let mut finished = futures::stream::iter((0..FINISHED).map(finish)).buffer_unordered(16);
+        while let Some(result) = finished.next().await {
+            result?;
+        }
+        for n in 0..RUNNING {
+            let spec =
+                json!({"command": ["sleep", "600"], "cpus": "0.01", "memory": {"limit": "16Mi"}});
+            let made = serde_json::from_value(job(format!("running-{n:02}"), spec))?;
+            jobs.create(&PostParams::default(), &made).await?;
+        }
+        let is_running = |job: &TrainJob| {
+            let status = job.status.as_ref();
+            status.is_some_and(|status| status.phase == stoke_api::trainjob::Phase::Running)
+        };
+        let begun = Instant::now();
+        loop {
+            let all = jobs.list(&ListParams::default()).await?.items;
+            if all.iter().filter(|job| is_running(job)).count() == RUNNING {
+                break;
+            }
+            anyhow::ensure!(begun.elapsed() < Duration::from_secs(120), "not all run");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let mut samples = Vec::new();
+        for _ in 0..20 {
+            let begun = Instant::now();
+            self.stoke(&["get"])?;
+            samples.push(millis(begun.elapsed()));
+        }
+        samples.sort_by(f64::total_cmp);
+        figure(
+            "stoke get, 1,000 finished and 50 running jobs (p50)",
+            "ms",
+            quantile(&samples, 0.5),
+            json!({"aim": "under 100", "p99": (quantile(&samples, 0.99) * 100.0).round() / 100.0}),
+        );
+        jobs.delete_collection(&DeleteParams::default(), &ListParams::default())
+            .await?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
     agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, heed,
-    kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
+    history, kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
 use crate::world::{Asked, Named};
@@ -23,6 +23,7 @@ Examples:
   stoke get                               what runs, what waits, and why
   stoke logs -f resnet50 --rank 1         one worker's lines, as they come
   stoke explain resnet50                  why it is where it is, and what would help
+  stoke history                           how jobs ended, also those that are gone
   stoke queue                             who may use how many GPUs, and does
   stoke estimate --params 7B --gpu h100   will it fit, before it runs
   stoke down                              stop the engine and what it runs
@@ -167,6 +168,7 @@ pub enum Command {
     Logs(logs::Args),
     Top(top::Args),
     Explain(explain::Args),
+    History(history::Args),
     Queue(queue::Args),
     Sched(sched::Args),
     Estimate(Box<estimate::Args>),
@@ -283,8 +285,8 @@ mod tests {
         let mut command = Args::command().term_width(100);
         insta::assert_snapshot!(command.render_help());
         for name in [
-            "up", "down", "run", "get", "logs", "top", "explain", "queue", "sched", "estimate",
-            "memory", "delete", "doctor", "operator",
+            "up", "down", "run", "get", "logs", "top", "explain", "history", "queue", "sched",
+            "estimate", "memory", "delete", "doctor", "operator",
         ] {
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.clone().term_width(100).render_long_help();

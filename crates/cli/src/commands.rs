@@ -11,6 +11,7 @@ pub mod estimate;
 pub mod explain;
 pub mod get;
 pub mod heed;
+pub mod history;
 pub mod kubeconfig;
 pub mod logs;
 pub mod memory;
@@ -70,6 +71,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Queue(args) => wait_for(world, |session| queue::run(args, session)),
         Command::Sched(args) => sched::run(args, world),
         Command::Memory(args) => memory::run(args, world),
+        Command::History(args) => wait_for(world, |session| history::run(args, session)),
         Command::Explain(args) => wait_for(world, |session| explain::run(args, session)),
         Command::Suspend(args) => wait_for(world, |session| suspend::run(args, session, true)),
         Command::Resume(args) => wait_for(world, |session| suspend::run(args, session, false)),

@@ -4,6 +4,7 @@
 
 pub mod describe;
 pub mod explain;
+pub mod history;
 pub mod memory;
 pub mod object;
 pub mod outlook;

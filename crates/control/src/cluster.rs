@@ -3,6 +3,7 @@
 mod amounts;
 mod claims;
 pub mod devices;
+mod notices;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ use stoke_sched::{
 pub use amounts::{held, requests};
 pub use claims::Claim;
 pub use devices::devices;
+pub use notices::{Notice, Then, notice};
 
 /// How the clouds and Karpenter say that a node can be taken away.
 const SPOT_LABELS: [(&str, &str); 4] = [
@@ -62,7 +64,9 @@ pub fn node(node: &Node) -> stoke_sched::Node {
         used: Resources::default(),
         taints: taints.into_iter().flatten().filter_map(taint).collect(),
         ready: is_ready(node),
-        schedulable: !spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        // One that goes away takes nobody new, whatever taints a gang tolerates.
+        schedulable: !spec.and_then(|spec| spec.unschedulable).unwrap_or(false)
+            && notice(node).is_none_or(|notice| notice.then == Then::MayGo),
         gpu,
         spot: SPOT_LABELS
             .iter()

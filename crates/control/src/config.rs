@@ -42,6 +42,10 @@ pub struct Config {
     /// How long a worker may take to end after SIGTERM; and one that writes checkpoints.
     pub grace: Duration,
     pub checkpoint_grace: Duration,
+    /// How long a job that gives way is waited for until it has saved its work; and the longest that one on a node that goes away is, however
+    /// much time the node has.
+    pub save_wait: Duration,
+    pub notice_wait_max: Duration,
     /// Make pods without a node for gangs that no node has room for, so that an autoscaler brings some; and wait for them so long.
     pub autoscaling: Option<Duration>,
     /// Ports leased to jobs that use the nodes' own network.
@@ -103,6 +107,8 @@ impl Config {
             stop_slack: Duration::from_secs(60),
             grace: Duration::from_secs(30),
             checkpoint_grace: Duration::from_secs(60),
+            save_wait: Duration::from_secs(30),
+            notice_wait_max: Duration::from_secs(90),
             autoscaling: None,
             // Below what Linux hands out by itself.
             ports: 23_000..=27_999,

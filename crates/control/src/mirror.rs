@@ -128,6 +128,10 @@ impl<K: Mirrored> Mirror<K> {
         self.complete
     }
 
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
     pub fn get(&self, key: &Key) -> Option<&Arc<K>> {
         self.objects.get(key)
     }

@@ -10,6 +10,8 @@ pub mod fixtures;
 mod foretold;
 mod frameworks;
 #[cfg(test)]
+mod interruptions;
+#[cfg(test)]
 mod learned;
 #[cfg(test)]
 mod lifecycle;
@@ -25,6 +27,8 @@ pub mod refusal;
 pub mod rendezvous;
 #[cfg(test)]
 mod saving;
+#[cfg(test)]
+mod schedules;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 mod holding;
 mod kinds;
+mod leaving;
 mod ledger;
 mod profiles;
 mod rooms;
@@ -32,7 +33,7 @@ use self::rooms::Rooms;
 pub use self::rooms::{Ask, Demand, Grant, Room, id_of};
 pub use self::serving::{Changed, needs_nodes};
 pub use self::shortage::Shortage;
-use crate::cluster::{self, Claim};
+use crate::cluster::{self, Claim, Notice};
 use crate::config::Config;
 use crate::mirror::{Change, Key, Mirror, Mirrored as _};
 use crate::seen;
@@ -59,6 +60,8 @@ pub struct World {
     /// Pods without a node.
     unbound: BTreeSet<Key>,
     addresses: Arc<BTreeMap<String, String>>,
+    /// Nodes that go away, or may.
+    notices: BTreeMap<String, Notice>,
     /// The ports that each job's latest attempt has, or its next will. Empty where pods have a network of their own.
     leased: BTreeMap<Key, RangeInclusive<u16>>,
 }
@@ -109,6 +112,7 @@ impl World {
             ages: BTreeMap::new(),
             unbound: BTreeSet::new(),
             addresses: Arc::default(),
+            notices: BTreeMap::new(),
             leased: BTreeMap::new(),
         }
     }
@@ -315,9 +319,12 @@ impl World {
             (None, None) => true,
             _ => false,
         };
-        if is_same && self.addresses.get(&name).map(String::as_str) == address {
+        let is_same = is_same && self.addresses.get(&name).map(String::as_str) == address;
+        let notice = change.after.as_deref().and_then(cluster::notice);
+        if is_same && self.notices.get(&name) == notice.as_ref() {
             return Wakes::default();
         }
+        let others_lost = self.note(&name, notice);
         let addresses = Arc::make_mut(&mut self.addresses);
         match address {
             Some(address) => addresses.insert(name.clone(), address.to_owned()),
@@ -342,6 +349,7 @@ impl World {
         for key in &jobs {
             self.hold(key, None);
         }
+        jobs.extend(others_lost);
         Wakes {
             room: true,
             jobs,

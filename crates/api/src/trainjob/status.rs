@@ -29,6 +29,9 @@ pub struct TrainJobStatus {
     pub attempt: u32,
     /// Failed attempts that count against `retries`.
     pub failures: u32,
+    /// Attempts that ended because a machine was taken away that can be; what `spotInterruptions` counts.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub spot_interruptions: u32,
     /// Where it stands in line, while it waits for room or quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
@@ -68,6 +71,11 @@ pub struct TrainJobStatus {
     /// The latest attempts, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Attempts kept in the status; `attempt` goes on counting.
@@ -232,6 +240,12 @@ pub struct Attempt {
     /// Its room was asked for by another job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preemption: Option<Preemption>,
+    /// A node of it goes away, or may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leaving: Option<Leaving>,
+    /// Some of its nodes are machines that can be taken away.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub spot: bool,
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
@@ -270,6 +284,24 @@ pub struct Preemption {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_at: Option<Time>,
     /// When they are stopped, checkpoint or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
+}
+
+/// An attempt on a node that goes away, or may: its workers were asked to save their work.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Leaving {
+    /// The node that goes.
+    pub node: String,
+    /// Who says so.
+    pub by: String,
+    /// What happens to the node, and what says so.
+    pub why: String,
+    /// When the workers were asked to write a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Time>,
+    /// When they move, checkpoint or not. Absent: the node may stay, and they run on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
 }

@@ -58,6 +58,12 @@ pub struct Args {
     /// How long a gang may take to start before it is placed anew, elsewhere where it can
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
     start_deadline: Duration,
+    /// How long a gang whose node goes away may take to write a checkpoint, at most; less where the node has less time
+    #[arg(long, value_name = "TIME", default_value = "90s", value_parser = time)]
+    notice_wait: Duration,
+    /// How long a gang that gives way to another job may take to write one
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    save_wait: Duration,
     /// A level of the network, as the key of a node label; say it once for each level, the outermost first. One node is the innermost
     #[arg(long = "topology-label", value_name = "KEY", value_parser = label_key)]
     topology_labels: Vec<String>,
@@ -97,6 +103,9 @@ pub struct Args {
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
 }
+
+/// A gang that waits holds its GPUs, and a machine that goes does not wait.
+const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// `15s`, `2m`, `300ms`.
 fn time(text: &str) -> Result<Duration, String> {
@@ -191,6 +200,8 @@ async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
         image: args.image,
         network_policies: args.network_policy,
         start_deadline: args.start_deadline,
+        notice_wait_max: args.notice_wait.min(WAIT_MAX),
+        save_wait: args.save_wait.min(WAIT_MAX),
         topology: args.topology_labels,
         autoscaling: args.autoscaling.then_some(args.autoscaling_deadline),
         ..Config::cluster()

@@ -115,6 +115,14 @@ fn story(
     for attempt in &status.attempts {
         story.extend(attempt_story(attempt, &status.message, now));
     }
+    let limit = view.job.spec.spot_interruptions;
+    if limit.is_some_and(|limit| status.spot_interruptions >= limit) {
+        let times = super::count(status.spot_interruptions, "interruption", "interruptions");
+        let told = format!(
+            "after {times} on machines that can be taken away it uses others only (spotInterruptions)"
+        );
+        story.push((None, told));
+    }
     if let Some(next) = &status.next_attempt_at
         && next.0 > now
     {
@@ -154,6 +162,17 @@ fn attempt_story(
             at(&attempt.running_at),
             format!("attempt {number}: all workers run"),
         ));
+    }
+    if let Some(leaving) = &attempt.leaving {
+        let stays = match leaving.until {
+            Some(_) => "goes away",
+            None => "may go away",
+        };
+        let told = format!(
+            "attempt {number}: node {} {stays}, says {}: {}; a checkpoint was asked for",
+            leaving.node, leaving.by, leaving.why
+        );
+        lines.push((at(&leaving.asked_at), told));
     }
     let Some(outcome) = attempt.outcome else {
         return lines;
@@ -502,6 +521,31 @@ mod tests {
           - it starts by itself when its turn has come; who is before it: stoke queue, stoke get
           - a job that is known to end in time may go before: set maxDuration
         ");
+    }
+
+    #[test]
+    fn a_job_whose_machine_is_taken_away() {
+        let mut job = fixtures::running();
+        job.spec.spot_interruptions = Some(1);
+        let status = job.status.as_mut().expect("a status");
+        status.spot_interruptions = 1;
+        let attempt = status.attempts.last_mut().expect("an attempt");
+        attempt.leaving = Some(stoke_api::trainjob::Leaving {
+            node: "node-a".to_owned(),
+            by: "AWS".to_owned(),
+            why: "its spot machine is reclaimed (aws-node-termination-handler/spot-itn)".to_owned(),
+            asked_at: attempt.running_at.clone(),
+            until: attempt.running_at.clone(),
+        });
+        let told = told(job);
+        assert!(
+            told.contains("node node-a goes away, says AWS: its spot machine is reclaimed"),
+            "{told}"
+        );
+        assert!(
+            told.contains("it uses others only (spotInterruptions)"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -557,3 +557,65 @@ fn a_model_that_no_gpu_can_hold_is_told_so_before_it_starts() {
     assert!(said.message.contains("of each GPU"), "{}", said.message);
     assert!(said.attempts.is_empty() && large.pods.is_empty());
 }
+
+#[test]
+fn how_a_job_went_is_kept_with_what_it_used() {
+    let mut stage = stage(json!({"command": ["x"]}));
+    for i in 0..3 {
+        whole_run(&mut stage, &format!("run{i}"), 900, 500);
+    }
+    let profile = stage.profiles.values().next().expect("a profile").clone();
+    assert_eq!(profile.spec.runs, 3, "a run and its record are one write");
+    let told: Vec<(String, u64, Option<Bytes>)> = profile
+        .spec
+        .jobs
+        .iter()
+        .map(|record| (record.id.clone(), record.seconds, record.peak))
+        .collect();
+    let ran = |id: &str| (id.to_owned(), 60, Some(Bytes::mib(900)));
+    assert_eq!(told, [ran("run0"), ran("run1"), ran("run2")]);
+    assert!(
+        profile
+            .spec
+            .jobs
+            .iter()
+            .all(|it| it.phase == Phase::Complete)
+    );
+    // Looking again, as after a crash, writes nothing.
+    let version = profile.metadata.resource_version;
+    stage.pass(1000);
+    stage.turn("j");
+    let again = stage.profiles.values().next().expect("a profile").clone();
+    assert_eq!(again.metadata.resource_version, version);
+}
+
+#[test]
+fn what_nobody_measured_is_kept_before_its_job_goes_and_costs_no_write_before_that() {
+    let mut stage = stage(json!({"command": ["x"], "ttl": "1h", "retries": 0, "gpus": 1}));
+    let pod = run(&mut stage);
+    stage.pass(60);
+    stage.end_pod(&pod, 1, "Error");
+    stage.turn("j");
+    assert_eq!(status(&stage).phase, Phase::Failed);
+    stage.pass(3599);
+    stage.turn("j");
+    assert!(stage.profiles.is_empty());
+    stage.pass(1);
+    // The controller dies after the record was written: the next one does not write it again.
+    let plan = stage.plan("j").expect("a plan");
+    stage.carry_out("j", &plan, 1);
+    let profile = stage.profiles.values().next().expect("a profile").clone();
+    let [record] = profile.spec.jobs.as_slice() else {
+        panic!("{:?}", profile.spec.jobs);
+    };
+    assert_eq!((record.name.as_str(), record.seconds), ("j", 60));
+    assert_eq!((record.gpu_seconds, record.failures), (60, 1));
+    assert_eq!((record.phase, record.cause.as_str()), (Phase::Failed, ""));
+    let plan = stage.plan("j").expect("a plan");
+    let actions: Vec<String> = plan.actions.iter().map(ToString::to_string).collect();
+    assert_eq!(actions, ["delete the job"]);
+    stage.carry_out("j", &plan, usize::MAX);
+    assert!(stage.jobs.is_empty() && stage.pods.is_empty());
+    // Nothing is made of what was not measured.
+    assert_eq!((profile.spec.runs, profile.spec.history.len()), (0, 0));
+}

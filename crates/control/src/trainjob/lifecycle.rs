@@ -359,6 +359,7 @@ fn a_finished_job_goes_when_its_time_is_up() {
     stage.pass(3600);
     insta::assert_snapshot!(stage.turn("j"), @r"
     Complete (Succeeded) 0/1 failures 0: its worker ended well
+      learn train-c7c22f862acddc31: 0 runs
       delete the job
     ");
     assert!(stage.jobs.is_empty());

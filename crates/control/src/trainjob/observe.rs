@@ -11,7 +11,7 @@ use stoke_sched::Snapshot;
 use super::refusal::Refusal;
 use super::tail::Tails;
 use super::template;
-use crate::cluster::Claim;
+use crate::cluster::{Claim, Notice};
 use crate::mirror::Key;
 use crate::seen::Pod;
 use crate::world::{Demand, Room, Shortage, World};
@@ -36,6 +36,8 @@ pub struct Observed {
     pub addresses: Arc<BTreeMap<String, String>>,
     /// Ports that other jobs have.
     pub leased: Vec<RangeInclusive<u16>>,
+    /// What is said of those of its attempt's nodes that go away, or may.
+    pub notices: BTreeMap<String, Notice>,
     /// Its node is short of memory, and it is the one to leave.
     pub shortage: Option<Shortage>,
     /// How much its datasets hold, where that is known of all.
@@ -78,6 +80,7 @@ pub fn observe(world: &World, key: &Key, aside: Aside) -> Option<Observed> {
         demand: world.demand_on(key),
         addresses: world.addresses(),
         leased: world.ports_of_others(key),
+        notices: world.notices_for(&job),
         shortage: world.shortage_for(key),
         input: input.map(Bytes),
         profile: world.profile_of(&job).cloned(),

@@ -13,6 +13,7 @@ mod ending;
 mod evidence;
 mod going;
 mod learning;
+mod leaving;
 mod placing;
 mod recovering;
 mod resizing;
@@ -144,6 +145,7 @@ impl<'a> Turn<'a> {
     fn take(&mut self) {
         self.read_nodes();
         self.note_checkpoint();
+        self.note_leaving();
         let live = self.live().filter(|_| !self.status.phase.is_final());
         if let Some(attempt) = live {
             match ending::of(self, &attempt) {

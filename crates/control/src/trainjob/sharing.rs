@@ -58,6 +58,7 @@ fn an_experiment_gives_way_to_production_and_goes_on_when_it_can() {
     stage.turn("e");
     let saved = status(&stage, "e").last_checkpoint.expect("a checkpoint");
     assert_eq!(saved.0, stage.now);
+    stage.pass(3);
 
     stage
         .jobs
@@ -78,13 +79,13 @@ fn an_experiment_gives_way_to_production_and_goes_on_when_it_can() {
             .all(|pod| pod.metadata.deletion_timestamp.is_none())
     );
     insta::assert_snapshot!(super::fixtures::said(&asked), @r"
-    Restarting (Preempted) 0/2 failures 0: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:41Z, and it goes on from its last checkpoint when there is room again
+    Restarting (Preempted) 0/2 failures 0: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:44Z, and it goes on from its last checkpoint when there is room again
       delete pod e-1-0
       delete pod e-1-1
-      tell Preempted: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:41Z, and it goes on from its last checkpoint when there is room again
+      tell Preempted: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:44Z, and it goes on from its last checkpoint when there is room again
     ");
     insta::assert_snapshot!(stage.turn("e"), @r"
-    Restarting (Preempted) 0/2 failures 0: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:41Z, and it goes on from its last checkpoint when there is room again
+    Restarting (Preempted) 0/2 failures 0: it gives its room to default/p: it is more important; its workers stop by 2027-01-15T08:02:44Z, and it goes on from its last checkpoint when there is room again
       delete pod e-1-0
       delete pod e-1-1
     ");

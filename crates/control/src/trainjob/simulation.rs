@@ -16,17 +16,17 @@ const CUDA: &str = "RuntimeError: CUDA out of memory. Tried to allocate 12.50 Mi
 const SHM: &str = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.\n";
 
 /// Small, seeded, and the same everywhere.
-struct Dice(u64);
+pub(super) struct Dice(pub u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % sides
     }
 
-    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
         let index = self.roll(from.len().max(1) as u64) as usize;
         from.get(index).cloned()
     }
@@ -46,8 +46,8 @@ fn queues() -> Vec<Queue> {
 
 /// What was ever on record, to hold against what is.
 #[derive(Default)]
-struct Ledger {
-    outcomes: BTreeMap<(String, u32), Outcome>,
+pub(super) struct Ledger {
+    pub outcomes: BTreeMap<(String, u32), Outcome>,
     latest: BTreeMap<String, u32>,
 }
 
@@ -62,7 +62,7 @@ impl Ledger {
     }
 
     /// Attempts follow each other one by one, an end that is on record stays, and every failure is counted once.
-    fn check_attempts(&mut self, job: &TrainJob) {
+    pub fn check_attempts(&mut self, job: &TrainJob) {
         let Some(status) = &job.status else { return };
         let latest = self.latest.entry(job.name().to_owned()).or_default();
         assert!(

@@ -197,14 +197,20 @@ impl<'a> Worker<'a> {
             .is_some_and(|asked| ended.is_none_or(|ended| ended >= asked))
     }
 
+    /// Something is about to take it away: why, in a word and in a sentence.
+    pub fn disruption(&self) -> Option<(&'a str, &'a str)> {
+        let mut conditions = self.pod.status.conditions.iter();
+        let condition = conditions.find(|it| *it.type_ == *"DisruptionTarget")?;
+        let text = |text: &'a Option<Box<str>>| text.as_deref().unwrap_or_default();
+        Some((text(&condition.reason), text(&condition.message)))
+    }
+
     /// What is known of its end. `end` is what the caller knows beyond the pod itself.
     pub fn evidence(&self, end: Option<End>) -> Evidence {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
         let status = &self.pod.status;
-        let mut conditions = status.conditions.iter();
-        let disruption = conditions
-            .find(|condition| *condition.type_ == *"DisruptionTarget")
-            .map(|condition| (text(&condition.reason), text(&condition.message)));
+        let owned = |(reason, message): (&str, &str)| (reason.to_owned(), message.to_owned());
+        let disruption = self.disruption().map(owned);
         let stopped = if self.was_stopped() {
             End::Deleted
         } else {

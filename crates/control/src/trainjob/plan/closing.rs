@@ -28,6 +28,7 @@ impl Turn<'_> {
 
     /// Puts an attempt's end on record. What follows from it is decided by [`Self::prepare`] and [`Self::retire`].
     pub(super) fn end(&mut self, ending: Ending) {
+        let is_reclaimed = self.is_reclaimed(&ending);
         let Ending {
             outcome,
             exit,
@@ -62,17 +63,31 @@ impl Turn<'_> {
         }
         attempt.diagnosis = diagnosis.as_ref().map(Diagnosis::finding);
         self.status.failures += u32::from(outcome == Outcome::Failed);
+        self.status.spot_interruptions += u32::from(is_reclaimed);
         self.status.ready = telling::none_of(attempt.nodes.len());
         let last_phase = last_phase.or_else(|| {
             message = self.recover(diagnosis.as_ref()?).err()?;
             Some(Phase::Failed)
         });
         self.note_progress();
+        let limit = self.job.spec.spot_interruptions;
+        if is_reclaimed && limit.is_some_and(|limit| self.status.spot_interruptions >= limit) {
+            let words = telling::stays_off_spot(self.status.spot_interruptions);
+            message.push_str(&words);
+            let exit = self.status.attempts.last_mut();
+            if let Some(exit) = exit.and_then(|attempt| attempt.exit.as_mut()) {
+                exit.message.push_str(&words);
+            }
+        }
+        let is_sent_away = matches!(
+            outcome,
+            Outcome::Preempted | Outcome::Resized | Outcome::Restarted
+        );
         match (last_phase, outcome) {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
             // It has done nothing wrong, and goes on as soon as there is room.
-            (None, Outcome::Preempted | Outcome::Resized | Outcome::Restarted) => {
+            (None, _) if is_sent_away || reason == Reason::NodeLeaving => {
                 self.status.next_attempt_at = None;
                 self.say(Phase::Restarting, reason, message);
             }
@@ -157,16 +172,21 @@ impl Turn<'_> {
         self.say(phase, reason, message);
     }
 
+    /// When a job that is over goes itself, if it is to. What it used is on its pods, and they go with it: that is waited for.
+    pub(super) fn goes_at(&self, learns_until: Option<Timestamp>) -> Option<Timestamp> {
+        let is_over = self.status.phase.is_final();
+        let finished = self.status.finished_at.as_ref().filter(|_| is_over)?.0;
+        let Span { seconds } = self.job.spec.ttl?;
+        let due = after(finished, Duration::from_secs(seconds));
+        Some(learns_until.map_or(due, |until| due.max(until)))
+    }
+
     /// The job is over: nothing of it runs on, and in time it goes itself.
     pub(super) fn retire(&mut self, learns_until: Option<Timestamp>) {
         self.stop(|_| true);
-        let finished = self.status.finished_at.as_ref().map(|time| time.0);
-        let Some((at, Span { seconds })) = finished.zip(self.job.spec.ttl) else {
+        let Some(due) = self.goes_at(learns_until) else {
             return;
         };
-        // What it used is on its pods, and they go with it.
-        let due = after(at, Duration::from_secs(seconds));
-        let due = learns_until.map_or(due, |until| due.max(until));
         match &self.job.metadata.uid {
             Some(uid) if due <= self.now => {
                 self.actions.push(Action::DeleteJob { uid: uid.clone() });

@@ -10,6 +10,7 @@ use stoke_memory::{Blame, Diagnosis, End, Evidence, NOT_STARTED, diagnose};
 
 use super::evidence::evidence;
 use super::{Turn, after, telling};
+use crate::cluster::Then;
 use crate::config::Home;
 use crate::trainjob::workers::{Hold, Stage, Worker};
 
@@ -74,6 +75,7 @@ pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         .or_else(|| late(turn, attempt, &ranks))
         .or_else(|| changed(turn, attempt, &ranks))
         .or_else(|| refused(turn, attempt))
+        .or_else(|| turn.moves(attempt))
         .or_else(|| turn.saved_in_time(attempt))
 }
 
@@ -121,6 +123,11 @@ fn failed(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> O
     {
         return Some(diagnosed(diagnosis, rank, None, at));
     }
+    if explains(&diagnosis) > UNEXPLAINED_MAX
+        && let Some(ending) = turn.fell_with_its_node(attempt)
+    {
+        return Some(Ending { at, ..ending });
+    }
     // A node that turned one away would do it again.
     let turned_away = (diagnosis.reason, diagnosis.blame) == (Reason::StartFailed, Blame::Outside);
     let node = attempt.nodes.get(worker.rank as usize);
@@ -165,7 +172,7 @@ fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) 
         Some(worker) if worker.is_stopping() => Some(End::Deleted),
         // Before all ran, a pod that is not there may simply not have been created yet.
         None if attempt.running_at.is_some() => Some(End::Deleted),
-        _ if is_gone(turn, node) => Some(End::NodeGone),
+        _ if is_gone(turn, node) || is_lost(turn, node) => Some(End::NodeGone),
         _ => None,
     });
     lost.map(|(rank, diagnosis)| diagnosed(diagnosis, rank, None, turn.now))
@@ -340,6 +347,12 @@ fn was_late_before(turn: &Turn<'_>, node: &str) -> bool {
 pub fn never_started(attempt: &Attempt) -> bool {
     let exit = attempt.exit.as_ref();
     attempt.running_at.is_none() && exit.is_some_and(|exit| exit.reason == NOT_STARTED)
+}
+
+/// It gives no sign of life. What is on it cannot be told to end, and may run on: what it writes is fenced off from the next attempt.
+fn is_lost(turn: &Turn<'_>, node: &str) -> bool {
+    let notice = turn.observed.notices.get(node);
+    notice.is_some_and(|notice| notice.then == Then::Gone)
 }
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.

@@ -59,8 +59,10 @@ impl Turn<'_> {
                 .max()
                 .unwrap_or(self.now)
                 .min(self.now);
+            let spot = self.has_spot(&attempt.nodes);
             if let Some(attempt) = self.status.attempts.last_mut() {
                 attempt.running_at = Some(Time(at));
+                attempt.spot = spot;
             }
             self.status.started_at.get_or_insert(Time(at));
         }
@@ -70,11 +72,8 @@ impl Turn<'_> {
         self.status.ready = format!("{running}/{}", ranks.len());
         self.note_succeeded(&ranks);
         if started || attempt.running_at.is_some() {
-            self.say(
-                Phase::Running,
-                Reason::WorkersRunning,
-                telling::running(ranks.len()),
-            );
+            let (reason, message) = self.standing(attempt, ranks.len());
+            self.say(Phase::Running, reason, message);
         } else if let Some(limit) = self.awaits_nodes(attempt) {
             let waiting = present().find(|worker| worker.pod.node().is_none());
             let message = telling::awaiting_nodes(ranks.len(), limit, waiting);
@@ -86,6 +85,16 @@ impl Turn<'_> {
         }
         self.watch_the_clock();
         self.ask_to_save(attempt);
+    }
+
+    /// What is said of an attempt that runs: that it does, or for how long.
+    fn standing(&self, attempt: &Attempt, workers: usize) -> (Reason, String) {
+        let leaving = attempt.leaving.as_ref().filter(|it| it.until.is_some());
+        match (leaving, &attempt.preemption) {
+            (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving)),
+            (None, Some(preemption)) => (Reason::Preempted, telling::giving_way(preemption)),
+            (None, None) => (Reason::WorkersRunning, telling::running(workers)),
+        }
     }
 
     /// A pod that has ended may be removed at any time, with its node or by whoever tidies up. Its end must not be lost with it.

@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use stoke_api::profile::{JobProfileSpec, PROFILE_VERSION, Run};
+use stoke_api::record::{self, JobRecord};
 use stoke_api::trainjob::{Attempt, Outcome};
-use stoke_api::{Bytes, JobProfile};
+use stoke_api::{Bytes, JobProfile, TrainJob};
 use stoke_memory::History;
 use stoke_memory::digest::merge;
 
@@ -61,7 +62,12 @@ impl Turn<'_> {
                 }
             }
         }
-        let is_news = known.map_or(!spec.history.is_empty(), |known| known.spec != spec);
+        let is_learned = known.map_or(!spec.history.is_empty(), |known| known.spec != spec);
+        // How the job went is told with what it used, and at the latest before it goes.
+        if is_learned || self.goes_at(awaited).is_some_and(|at| at <= self.now) {
+            self.keep_record(&mut spec);
+        }
+        let is_news = known.map_or(spec.last_run.is_some(), |known| known.spec != spec);
         if is_news {
             let metadata = ObjectMeta {
                 name: Some(fingerprint.name),
@@ -75,11 +81,30 @@ impl Turn<'_> {
         awaited
     }
 
+    /// Puts among the jobs that are known how this one went, if it is over.
+    fn keep_record(&self, spec: &mut JobProfileSpec) {
+        let job = TrainJob {
+            metadata: self.job.metadata.clone(),
+            spec: self.job.spec.clone(),
+            status: Some(self.status.clone()),
+        };
+        let Some(record) = JobRecord::of(&job) else {
+            return;
+        };
+        let of_it = format!("{}/", record.id);
+        let own = spec
+            .history
+            .iter()
+            .filter(|run| run.key.starts_with(&of_it));
+        let peak = own.map(|run| run.peak).max();
+        let finished = self.status.finished_at.clone();
+        spec.last_run = spec.last_run.take().max(finished);
+        record::keep(&mut spec.jobs, JobRecord { peak, ..record });
+    }
+
     /// Another job of the same name is another.
     fn key(&self, attempt: &Attempt) -> String {
-        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
-        let distinct = uid.split('-').next().unwrap_or_default();
-        format!("{distinct}/{}", attempt.number)
+        format!("{}/{}", record::distinct(self.job), attempt.number)
     }
 
     /// Can it be said by now what this attempt used?

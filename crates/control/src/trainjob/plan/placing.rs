@@ -275,6 +275,7 @@ fn surrounded(turn: &Turn<'_>, gang: Gang) -> Gang {
     let reach = claims.map(|(_, claim)| claim.reach.clone());
     Gang {
         volumes: reach.filter(|terms| !terms.is_empty()).collect(),
+        spot: turn.spot(),
         avoid: avoided(turn)
             .map(|(node, _)| node)
             .chain(&turn.status.tuning.avoid_nodes)

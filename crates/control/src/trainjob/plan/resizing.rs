@@ -1,11 +1,12 @@
 //! An attempt that was asked to give its room to another, or to go on with more or fewer workers.
 //!
-//! Its end is on record before its workers are told: SIGTERM, and then their grace period to write a checkpoint. It counts as no failure. One
-//! that is resized has its next attempt on record in the same write, so that nobody else is given its room meanwhile.
+//! One that is known to write checkpoints is asked for one first, and waited for a while. Its end is on record before its workers are told:
+//! SIGTERM, and then their grace period. It counts as no failure. One that is resized has its next attempt on record in the same write, so
+//! that nobody else is given its room meanwhile.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Outcome, Preemption};
@@ -21,6 +22,8 @@ use crate::world::{Demand, first, joined, plan_of};
 
 /// So long after a checkpoint little is lost.
 const JUST_SAVED: Duration = Duration::from_secs(60);
+/// Who has saved so short ago is not asked to again before it gives way.
+const SAVED_LATELY: SignedDuration = SignedDuration::from_secs(10);
 /// A gang that could have more workers has them after this time, whatever it loses by it.
 const UNSAVED_MAX: Duration = Duration::from_secs(1800);
 
@@ -28,11 +31,17 @@ impl Turn<'_> {
     /// Does what the attempt was asked to.
     pub(super) fn heed(&mut self, attempt: &Attempt) {
         match self.observed.demand.clone() {
-            None => {}
-            Some(Demand::Yield { by, why }) => self.give_way(&by, why),
+            None => self.set_preemption(None),
+            Some(Demand::Yield { by, why } | Demand::Shrink { by, why, .. })
+                if self.saves_first(attempt) =>
+            {
+                let preemption = self.asked_to_give_way(attempt, &by, why);
+                self.set_preemption(Some(preemption));
+            }
+            Some(Demand::Yield { by, why }) => self.give_way(attempt, &by, why),
             Some(Demand::Shrink { to, by, why }) => {
                 let kept = first(plan_of(attempt), to as usize);
-                let preemption = self.preemption(&by, why);
+                let preemption = self.preemption(attempt, &by, why);
                 self.resize(attempt, &kept, Some(preemption));
             }
             // What a worker that has ended well gave back is offered, and is its own the next time.
@@ -71,18 +80,59 @@ impl Turn<'_> {
         }
     }
 
-    fn preemption(&self, by: &Key, why: String) -> Preemption {
-        let grace = pod::grace(self.job, self.config);
+    fn set_preemption(&mut self, preemption: Option<Preemption>) {
+        if let Some(attempt) = self.status.attempts.last_mut() {
+            attempt.preemption = preemption;
+        }
+    }
+
+    /// Is it still to save its work before it is told to end? Only where it can be seen that it has: who asked for the room waits.
+    fn saves_first(&self, attempt: &Attempt) -> bool {
+        let Some(checkpoint) = &self.job.spec.checkpoint else {
+            return false;
+        };
+        let is_seen = checkpoint.signal.is_some() || self.status.last_checkpoint.is_some();
+        if attempt.running_at.is_none() || !is_seen {
+            return false;
+        }
+        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        let known = attempt.preemption.as_ref();
+        let known = known.and_then(|known| Some((time(&known.asked_at)?, time(&known.until)?)));
+        let lately = self.now.saturating_sub(SAVED_LATELY);
+        let unasked = (lately.unwrap_or(self.now), Timestamp::MAX);
+        let (asked, until) = known.unwrap_or(unasked);
+        let saved = self.saved_since(attempt, asked);
+        until > self.now && saved.is_none_or(|saved| saved > self.now)
+    }
+
+    /// Whoever asks, it is asked once.
+    fn asked_to_give_way(&self, attempt: &Attempt, by: &Key, why: String) -> Preemption {
+        let known = attempt.preemption.clone().unwrap_or_else(|| Preemption {
+            asked_at: Some(Time(self.now)),
+            until: Some(Time(after(self.now, self.config.save_wait))),
+            ..Preemption::default()
+        });
         Preemption {
             by: by.to_string(),
             why,
-            asked_at: Some(Time(self.now)),
+            ..known
+        }
+    }
+
+    fn preemption(&self, attempt: &Attempt, by: &Key, why: String) -> Preemption {
+        let grace = pod::grace(self.job, self.config);
+        let known = attempt.preemption.as_ref();
+        let asked = known.and_then(|known| known.asked_at.clone());
+        Preemption {
+            by: by.to_string(),
+            why,
+            asked_at: Some(asked.unwrap_or(Time(self.now))),
             until: Some(Time(after(self.now, grace))),
         }
     }
 
-    fn give_way(&mut self, by: &Key, why: String) {
-        let preemption = self.preemption(by, why);
+    fn give_way(&mut self, attempt: &Attempt, by: &Key, why: String) {
+        let preemption = self.preemption(attempt, by, why);
         let message = telling::preempted(&preemption, self.job.spec.checkpoint.is_some());
         self.end(Ending {
             preemption: Some(preemption),

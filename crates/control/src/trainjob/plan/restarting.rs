@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Outcome};
 
@@ -48,7 +49,7 @@ impl Turn<'_> {
     }
 
     /// When all who save have, since they were asked.
-    fn saved_since(&self, attempt: &Attempt, asked: Timestamp) -> Option<Timestamp> {
+    pub(super) fn saved_since(&self, attempt: &Attempt, asked: Timestamp) -> Option<Timestamp> {
         let running = attempt.running_at.as_ref()?.0;
         // A file's time may be in whole seconds.
         let is_since = |saved: Timestamp| saved.as_second() >= asked.as_second();
@@ -67,11 +68,18 @@ impl Turn<'_> {
 
     /// Asks for a checkpoint where it is time for one, all of a gang alike: ranks agree on a step to save at, and one alone cannot.
     pub(super) fn ask_to_save(&mut self, attempt: &Attempt) {
-        let Some(asked) = self.asked_to_save(attempt) else {
+        if let Some((_, Some(until))) = self.gives_way(attempt) {
+            self.wake_at(until);
+        }
+        let to_restart = self.asked_to_save(attempt);
+        if to_restart.is_none() {
             let leaves = self.leaves().map(|(at, _)| at);
             for due in self.restart_due(attempt).into_iter().chain(leaves) {
                 self.wake_at(due);
             }
+        }
+        let to_leave = self.gives_way(attempt).map(|(asked, _)| asked);
+        let Some(asked) = to_restart.max(to_leave) else {
             return;
         };
         if let Some(saved) = self.saved_since(attempt, asked) {
@@ -89,7 +97,23 @@ impl Turn<'_> {
         self.actions.extend(requests);
     }
 
-    /// Since when its workers are meant to save, where they are.
+    /// Since when its workers are meant to save because they have to go or may have to, and until when they are waited for.
+    fn gives_way(&self, attempt: &Attempt) -> Option<(Timestamp, Option<Timestamp>)> {
+        attempt.running_at.as_ref()?;
+        self.job.spec.checkpoint.as_ref()?;
+        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        let leaving = attempt.leaving.as_ref();
+        let leaving = leaving.and_then(|it| Some((time(&it.asked_at)?, time(&it.until))));
+        let preemption = attempt.preemption.as_ref();
+        let preemption = preemption.and_then(|it| Some((time(&it.asked_at)?, time(&it.until))));
+        let asked = leaving.into_iter().chain(preemption);
+        asked.reduce(|(one, by), (other, too)| {
+            let first = by.into_iter().chain(too).min();
+            (one.max(other), first)
+        })
+    }
+
+    /// Since when its workers are meant to save to begin anew from it, where they are.
     fn asked_to_save(&self, attempt: &Attempt) -> Option<Timestamp> {
         let running = attempt.running_at.as_ref()?.0;
         self.job.spec.checkpoint.as_ref()?;

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::condition::{self, ConditionType};
-use stoke_api::trainjob::{Attempt, Phase, Preemption, TrainJobStatus, Waiting};
+use stoke_api::trainjob::{Attempt, Leaving, Phase, Preemption, TrainJobStatus, Waiting};
 use stoke_api::{Reason, Span};
 use stoke_sched::Wait;
 
@@ -217,6 +217,49 @@ pub fn preempted(preemption: &Preemption, writes_checkpoints: bool) -> String {
     format!(
         "it gives its room to {by}: {why}; its workers stop{}, and {goes_on} when there is room again",
         until.unwrap_or_default()
+    )
+}
+
+/// While it still saves its work.
+pub fn giving_way(preemption: &Preemption) -> String {
+    let Preemption { by, why, .. } = preemption;
+    let until = preemption.until.as_ref();
+    let until = until.map(|until| format!(", by {:.0} at the latest", until.0));
+    format!(
+        "it was asked for a checkpoint and then gives room to {by}{}: {why}",
+        until.unwrap_or_default()
+    )
+}
+
+/// While its node is still there.
+pub fn leaving(leaving: &Leaving) -> String {
+    let Leaving { node, by, why, .. } = leaving;
+    let until = leaving.until.as_ref();
+    let until = until.map(|until| format!(", by {:.0} at the latest", until.0));
+    format!(
+        "node {node} goes away, says {by}: {why}; it was asked for a checkpoint and then moves{}",
+        until.unwrap_or_default()
+    )
+}
+
+pub fn moved(leaving: &Leaving, saves: bool, saved: Option<Timestamp>) -> String {
+    let Leaving { node, by, why, .. } = leaving;
+    let goes_on = match (saves, saved) {
+        (true, Some(_)) => "it goes on elsewhere from the checkpoint that it has just written",
+        (true, None) => "it goes on elsewhere from its last checkpoint; none was written in time",
+        (false, _) => "it begins anew elsewhere, for it writes no checkpoints",
+    };
+    format!("node {node} goes away, says {by}: {why}; {goes_on}")
+}
+
+/// After a sentence.
+pub fn stays_off_spot(interruptions: u32) -> String {
+    let times = match interruptions {
+        1 => "once".to_owned(),
+        n => format!("{n} times"),
+    };
+    format!(
+        "; it lost machines that can be taken away {times}, as often as spotInterruptions lets it, and now uses others only"
     )
 }
 

@@ -1,0 +1,337 @@
+//! Nodes that go away under a job: it saves its work while there is time, goes on elsewhere, and nothing of it counts as a failure.
+
+use serde_json::{Value, json};
+use stoke_api::TrainJobStatus;
+use stoke_api::trainjob::{Attempt, Outcome, Phase};
+
+use super::fixtures::{Stage, job, node, said};
+
+const SPOT: &str = "aws-node-termination-handler/spot-itn";
+
+fn saving(more: Value) -> Value {
+    let mut spec = json!({"command": ["train"], "workers": 2, "gpus": 1, "checkpoint": {"path": "/ckpt", "size": "1Gi"}});
+    if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
+        spec.extend(more.clone());
+    }
+    spec
+}
+
+fn status(stage: &Stage) -> TrainJobStatus {
+    stage.jobs["j"].status.clone().unwrap_or_default()
+}
+
+fn latest(stage: &Stage) -> Attempt {
+    status(stage).attempts.pop().expect("an attempt")
+}
+
+/// Starts the next attempt, and lets its workers run for a while.
+fn run(stage: &mut Stage) {
+    stage.turn("j");
+    let attempt = latest(stage);
+    for rank in 0..attempt.nodes.len() {
+        stage.run_pod(&format!("j-{}-{rank}", attempt.number));
+    }
+    stage.turn("j");
+    assert_eq!(status(stage).phase, Phase::Running);
+    stage.pass(100);
+}
+
+/// Two nodes of two GPUs, and a job on one of them.
+fn stage(spec: Value) -> (Stage, String) {
+    let mut stage = Stage::new([job(spec)], [node("n1", 2), node("n2", 2)]);
+    run(&mut stage);
+    let nodes = latest(&stage).nodes;
+    assert_eq!(nodes[0], nodes[1], "near each other");
+    (stage, nodes[0].clone())
+}
+
+fn taint(stage: &mut Stage, node: &str, key: &str) {
+    let node = stage.nodes.get_mut(node).expect("the node");
+    let taint = serde_json::from_value(json!({"key": key, "effect": "NoSchedule"}));
+    let taints = node.spec.get_or_insert_default();
+    taints.taints = Some(vec![taint.expect("a taint")]);
+}
+
+/// The node controller has heard nothing of it for long.
+fn silence(stage: &mut Stage, node: &str) {
+    let node = stage.nodes.get_mut(node).expect("the node");
+    let status = node.status.as_mut().expect("a status");
+    status.conditions.as_mut().expect("conditions")[0].status = "Unknown".to_owned();
+}
+
+fn make_spot(stage: &mut Stage) {
+    for node in stage.nodes.values_mut() {
+        let labels = node.metadata.labels.get_or_insert_default();
+        labels.insert("karpenter.sh/capacity-type".into(), "spot".into());
+    }
+}
+
+#[test]
+fn a_gang_saves_its_work_before_its_node_goes_and_moves() {
+    let (mut stage, node) = stage(saving(json!({})));
+    taint(&mut stage, &node, SPOT);
+    let asked = stage.turn("j").replace(&node, "NODE");
+    insta::assert_snapshot!(asked, @r"
+    Running (NodeLeaving) 2/2 failures 0: node NODE goes away, says AWS: its spot machine is reclaimed (aws-node-termination-handler/spot-itn); it was asked for a checkpoint and then moves, by 2027-01-15T08:03:10Z at the latest
+      ask pod j-1-0 for a checkpoint
+      ask pod j-1-1 for a checkpoint
+      again in 90s
+    ");
+    let leaving = latest(&stage).leaving.expect("it is on record");
+    assert_eq!(
+        leaving.asked_at.expect("it").0,
+        stage.now,
+        "by our own clock"
+    );
+
+    stage.pass(20);
+    insta::assert_snapshot!(stage.turn("j").replace(&node, "NODE"), @r"
+    Running (NodeLeaving) 2/2 failures 0: node NODE goes away, says AWS: its spot machine is reclaimed (aws-node-termination-handler/spot-itn); it was asked for a checkpoint and then moves, by 2027-01-15T08:03:10Z at the latest
+      again in 70s
+    ");
+    stage.save("j-1-0");
+    stage.save("j-1-1");
+    stage.pass(2);
+    insta::assert_snapshot!(stage.turn("j").replace(&node, "NODE"), @r"
+    Restarting (NodeLeaving) 0/2 failures 0: node NODE goes away, says AWS: its spot machine is reclaimed (aws-node-termination-handler/spot-itn); it goes on elsewhere from the checkpoint that it has just written
+      delete pod j-1-0
+      delete pod j-1-1
+      tell NodeLeaving: node NODE goes away, says AWS: its spot machine is reclaimed (aws-node-termination-handler/spot-itn); it goes on elsewhere from the checkpoint that it has just written
+    ");
+    let attempt = latest(&stage);
+    assert_eq!(attempt.outcome, Some(Outcome::Interrupted));
+    assert_eq!(status(&stage).failures, 0);
+
+    stage.pass(60);
+    stage.bury();
+    run(&mut stage);
+    let attempt = latest(&stage);
+    assert_eq!(attempt.number, 2);
+    assert!(attempt.nodes.iter().all(|it| *it != node), "elsewhere");
+    assert_eq!(attempt.leaving, None);
+}
+
+#[test]
+fn who_does_not_save_in_time_moves_all_the_same() {
+    for (spec, waits) in [
+        (saving(json!({})), 90),
+        (saving(json!({"checkpoint": null})), 0),
+    ] {
+        let (mut stage, node) = stage(spec);
+        taint(&mut stage, &node, SPOT);
+        if waits > 0 {
+            stage.turn("j");
+            assert_eq!(latest(&stage).outcome, None);
+            stage.pass(waits - 1);
+            stage.turn("j");
+            assert_eq!(latest(&stage).outcome, None);
+            stage.pass(1);
+        }
+        stage.turn("j");
+        let attempt = latest(&stage);
+        assert_eq!(attempt.outcome, Some(Outcome::Interrupted));
+        let exit = attempt.exit.expect("why");
+        assert_eq!(
+            (exit.reason.as_str(), exit.exit_code),
+            ("NodeLeaving", None)
+        );
+        let why = "says AWS: its spot machine is reclaimed (aws-node-termination-handler/spot-itn)";
+        assert!(exit.message.contains(why), "{}", exit.message);
+        assert_eq!(status(&stage).failures, 0);
+        assert_eq!(
+            status(&stage).next_attempt_at,
+            None,
+            "it has done nothing wrong"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
+    let (mut stage, node) = stage(saving(json!({})));
+    let known = stage.nodes.get_mut(&node).expect("the node");
+    known.spec.get_or_insert_default().unschedulable = Some(true);
+    let asked = stage.turn("j");
+    assert!(asked.contains("ask pod j-1-1 for a checkpoint"), "{asked}");
+    stage.save("j-1-0");
+    stage.save("j-1-1");
+    stage.pass(1000);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, None);
+    assert_eq!(status(&stage).reason, "WorkersRunning");
+    // Uncordoned and cordoned again, soon after a checkpoint.
+    stage.save("j-1-0");
+    for cordoned in [false, true] {
+        let known = stage.nodes.get_mut(&node).expect("the node");
+        known.spec.get_or_insert_default().unschedulable = Some(cordoned);
+        stage.turn("j");
+        assert_eq!(latest(&stage).leaving, None, "it need not save again");
+    }
+}
+
+#[test]
+fn a_notice_that_is_taken_back_is_forgotten() {
+    let (mut stage, node) = stage(saving(json!({})));
+    taint(&mut stage, &node, "ToBeDeletedByClusterAutoscaler");
+    stage.turn("j");
+    assert_eq!(status(&stage).reason, "NodeLeaving");
+    stage.nodes.get_mut(&node).expect("it").spec = None;
+    stage.turn("j");
+    assert_eq!(latest(&stage).leaving, None);
+    assert_eq!(status(&stage).reason, "WorkersRunning");
+    stage.pass(1000);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, None);
+}
+
+#[test]
+fn what_falls_with_its_node_has_not_failed() {
+    let (mut stage, node) = stage(saving(json!({"retries": 0})));
+    taint(&mut stage, &node, SPOT);
+    stage.turn("j");
+    stage.pass(5);
+    stage.end_pod("j-1-1", 1, "Error");
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+    assert_eq!(status(&stage).failures, 0);
+    // Without a notice it is what it is.
+    let (mut stage, _) = self::stage(saving(json!({"retries": 0})));
+    stage.end_pod("j-1-1", 1, "Error");
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Failed));
+}
+
+#[test]
+fn a_silent_node_is_lost_and_its_gang_begins_anew_elsewhere() {
+    let (mut stage, node) = stage(saving(json!({})));
+    silence(&mut stage, &node);
+    stage.turn("j");
+    let attempt = latest(&stage);
+    assert_eq!(attempt.outcome, Some(Outcome::Interrupted));
+    assert_eq!(attempt.exit.expect("why").reason, "NodeLost");
+    // Its workers cannot be told to end, and are not waited for.
+    stage.pass(2);
+    run(&mut stage);
+    let attempt = latest(&stage);
+    assert_eq!(attempt.number, 2);
+    assert!(attempt.nodes.iter().all(|it| *it != node));
+}
+
+#[test]
+fn where_most_nodes_fall_silent_at_once_nobody_is_moved() {
+    let nodes = ["n1", "n2", "n3"].map(|name| super::fixtures::node(name, 2));
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    run(&mut stage);
+    for name in ["n1", "n2", "n3"] {
+        silence(&mut stage, name);
+    }
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, None, "it is not the nodes");
+    let own = latest(&stage).nodes[0].clone();
+    for name in ["n1", "n2", "n3"] {
+        if *name != *own {
+            stage
+                .nodes
+                .insert(name.to_owned(), super::fixtures::node(name, 2));
+        }
+    }
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+}
+
+#[test]
+fn after_so_many_interruptions_machines_that_can_be_taken_away_are_left_alone() {
+    let spec = saving(json!({"spotInterruptions": 2}));
+    let mut stage = Stage::new([job(spec)], [node("n1", 2), node("n2", 2)]);
+    make_spot(&mut stage);
+    for round in 1..=2 {
+        run(&mut stage);
+        assert!(latest(&stage).spot);
+        let node = latest(&stage).nodes[0].clone();
+        // Once with a notice, and once the machine is simply gone.
+        if round == 1 {
+            taint(&mut stage, &node, SPOT);
+            stage.turn("j");
+            stage.pass(90);
+        } else {
+            stage.nodes.remove(&node);
+        }
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+        assert_eq!(status(&stage).spot_interruptions, round);
+        let spot = super::fixtures::node(&node, 2);
+        stage.pass(100);
+        stage.bury();
+        stage.nodes.insert(node, spot);
+        make_spot(&mut stage);
+    }
+    insta::assert_snapshot!(status(&stage).message, @"attempt 3 starts at 2027-01-15T08:06:43Z, 0 of 3 retries used; the last: rank 0 was lost with its node n1; it lost machines that can be taken away 2 times, as often as spotInterruptions lets it, and now uses others only");
+    stage.pass(100);
+    let waits = stage.turn("j");
+    assert!(waits.contains("of the wrong kind (spot)"), "{waits}");
+    stage.nodes.insert("n3".to_owned(), node("n3", 2));
+    run(&mut stage);
+    assert_eq!(latest(&stage).nodes, ["n3", "n3"]);
+    assert!(!latest(&stage).spot);
+}
+
+/// A job that goes after others, and writes checkpoints.
+fn experiment() -> Stage {
+    let mut experiment = job(saving(json!({"priority": "experiment"})));
+    experiment.metadata.creation_timestamp = Some(super::fixtures::at(-60).into());
+    let mut stage = Stage::new([experiment], [node("n1", 2)]);
+    run(&mut stage);
+    stage.save("j-1-0");
+    stage.turn("j");
+    stage.pass(60);
+    stage
+}
+
+/// A job that goes before the other wants all there is.
+fn ask_for_its_room(stage: &mut Stage) {
+    let spec = json!({"command": ["train"], "workers": 2, "gpus": 1, "priority": "production"});
+    let mut production = job(spec);
+    production.metadata.name = Some("p".to_owned());
+    production.metadata.uid = Some("uid-p".to_owned());
+    production.metadata.creation_timestamp = Some(super::fixtures::at(-60).into());
+    stage.jobs.insert("p".to_owned(), production);
+    let waits = stage.turn("p");
+    assert!(
+        waits.starts_with("Queued (WaitingForPreemption)"),
+        "{waits}"
+    );
+}
+
+#[test]
+fn who_gives_way_saves_first_where_that_can_be_seen() {
+    let mut stage = experiment();
+    ask_for_its_room(&mut stage);
+    insta::assert_snapshot!(stage.turn("j"), @r"
+    Running (Preempted) 2/2 failures 0: it was asked for a checkpoint and then gives room to default/p, by 2027-01-15T08:03:10Z at the latest: it is more important
+      ask pod j-1-0 for a checkpoint
+      ask pod j-1-1 for a checkpoint
+      again in 30s
+    ");
+    stage.pass(10);
+    let waiting = stage.plan("j").expect("a plan");
+    assert!(waiting.actions.is_empty(), "{}", said(&waiting));
+    // Another leader finds the same, and does not ask again.
+    stage.turn("p");
+    stage.turn("j");
+    for pod in ["j-1-0", "j-1-1"] {
+        stage.save(pod);
+    }
+    stage.pass(2);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Preempted));
+
+    // Nobody asks any more: it runs on.
+    let mut stage = experiment();
+    ask_for_its_room(&mut stage);
+    stage.turn("j");
+    assert!(latest(&stage).preemption.is_some());
+    stage.jobs.remove("p");
+    stage.turn("j");
+    assert_eq!(latest(&stage).preemption, None);
+    assert_eq!(status(&stage).reason, "WorkersRunning");
+}
