@@ -7,7 +7,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, heed,
+    agent, completions, crds, data, delete, describe, doctor, down, estimate, explain, get, heed,
     history, kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
@@ -170,6 +170,7 @@ pub enum Command {
     Explain(explain::Args),
     History(history::Args),
     Queue(queue::Args),
+    Data(data::Args),
     Sched(sched::Args),
     Estimate(Box<estimate::Args>),
     Memory(memory::Args),

@@ -23,7 +23,10 @@ fn ddp_example() -> Value {
     spec["workingDir"] = json!("/examples/charlm-ddp");
     let package = examples().join("../python/stokehold");
     let package = package.canonicalize().expect("the package");
-    let folders = [(&*examples(), "/examples"), (&*package, "/python/stokehold")];
+    let folders = [
+        (&*examples(), "/examples"),
+        (&*package, "/python/stokehold"),
+    ];
     spec["template"] = host_programs(&folders);
     spec
 }
