@@ -114,13 +114,15 @@ mod tests {
         }
     }
 
+    /// What it does at each second.
+    type Life = fn(u64) -> Signs;
+
     #[test]
     fn who_does_nothing_long_enough_is_told_of_and_any_sign_of_life_begins_anew() {
         let busy = |at: u64| Signs {
             gpu_is_busy: at == 50,
             ..signs(0, 0, 7)
         };
-        type Life = fn(u64) -> Signs;
         let lives: [(&str, Life, bool); 6] = [
             ("nothing", |_| signs(0, 0, 7), true),
             ("a waiting loop", |at| signs(at * 15, 0, 7), true),
