@@ -14,7 +14,7 @@ const INTERRUPTIONS: u32 = 25;
 /// Seconds between two checkpoints.
 const EVERY: f64 = 2.0;
 /// Steps of the whole training, more than are done between interruptions.
-const STEPS: u32 = 4_000;
+const STEPS: u32 = 2_500;
 
 /// Tells a journal of every step, and does not finish before it is let: `pace` has the seconds between two steps.
 const TRAIN: &str = r#"
