@@ -21,13 +21,10 @@ fn ddp_example() -> Value {
     spec["gpus"] = json!(3);
     spec["processesPerWorker"] = json!(1);
     spec["workingDir"] = json!("/examples/charlm-ddp");
-    let package = examples().join("../python/stokehold");
+    let examples = examples();
+    let package = examples.join("../python/stokehold");
     let package = package.canonicalize().expect("the package");
-    let folders = [
-        (&*examples(), "/examples"),
-        (&*package, "/python/stokehold"),
-    ];
-    spec["template"] = host_programs(&folders);
+    spec["template"] = host_programs(&[(&examples, "/examples"), (&package, "/python/stokehold")]);
     spec
 }
 
