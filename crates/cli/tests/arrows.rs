@@ -13,7 +13,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("stoke-memory", &["stoke-api"]),
     ("stoke-store", &[]),
     ("stoke-apiserver", &["stoke-api", "stoke-store"]),
-    ("stoke-node", &["stoke-api", "stoke-memory"]),
+    ("stoke-data", &[]),
+    ("stoke-node", &["stoke-api", "stoke-memory", "stoke-data"]),
     (
         "stoke-control",
         &["stoke-api", "stoke-sched", "stoke-memory"],
@@ -26,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "stoke-memory",
             "stoke-store",
             "stoke-apiserver",
+            "stoke-data",
             "stoke-node",
             "stoke-control",
         ],

@@ -1,0 +1,5 @@
+//! Staging, uploads and restores against a real S3 server, on good days and on bad ones.
+
+mod staging;
+mod support;
+mod uploads;
