@@ -20,6 +20,7 @@ mod restarting;
 mod risk;
 mod telling;
 mod unsaved;
+mod uploading;
 mod waiting;
 
 use std::collections::BTreeMap;
