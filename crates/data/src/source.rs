@@ -210,7 +210,7 @@ impl Remote {
         let store =
             LocalFileSystem::new_with_prefix(root).map_err(|error| broken(error.to_string()))?;
         Ok(Self {
-            store: Arc::new(store.with_fsync(true)),
+            store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)),
             parts: None,
             prefix,
             scheme: Scheme::File,

@@ -14,6 +14,9 @@ mod kubectl;
 mod memory;
 mod memory_guard;
 mod recovering;
+#[path = "../support/s3.rs"]
+mod s3;
 mod scheduling;
 mod support;
+mod uploading;
 mod worlds;

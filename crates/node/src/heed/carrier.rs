@@ -144,8 +144,11 @@ impl<'a> Carrier<'a> {
                     } else {
                         PAUSE_MAX
                     };
+                    let keys = self.upload.keys();
                     tokio::select! {
                         () = tokio::time::sleep(pause.min(max)) => {}
+                        // Someone may have put it right.
+                        () = until(|| self.upload.keys() != keys) => pause = PAUSE_FIRST,
                         () = end.notify.notified() => {}
                     }
                     pause = (pause * 2).min(PAUSE_MAX);

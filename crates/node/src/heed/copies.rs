@@ -57,15 +57,20 @@ pub(super) enum Trouble {
 impl Upload {
     /// Keys are read anew each time, for whoever has wrong ones puts right ones there.
     pub(super) fn open(&self) -> Result<Remote, Trouble> {
-        let keys = match &self.keys {
-            Some(path) => read_keys(path).map_err(|why| Trouble::Keys {
-                path: path.clone(),
-                why,
-            })?,
-            None => Credentials::default(),
-        };
+        let keys = self.keys().map_err(|why| Trouble::Keys {
+            path: self.keys.clone().unwrap_or_default(),
+            why,
+        })?;
         let root = Remote::open_for_upload(&self.uri, self.endpoint.as_deref(), &keys)?;
         Ok(root.below(&self.place)?)
+    }
+
+    /// The keys as they are now, or why there are none.
+    pub(super) fn keys(&self) -> Result<Credentials, String> {
+        match &self.keys {
+            Some(path) => read_keys(path),
+            None => Ok(Credentials::default()),
+        }
     }
 }
 

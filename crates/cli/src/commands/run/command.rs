@@ -80,6 +80,7 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
             keep: None,
             storage_class: None,
             signal: None,
+            upload: None,
         }),
         // Who types a command watches it, and wants to see a mistake once.
         retries: args.retries.unwrap_or(0),
