@@ -8,9 +8,8 @@ stopped: which characters a step reads depends on the seed, the step and the ran
 """
 
 import argparse
-import json
 import os
-import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    import stokehold
+except ImportError:
+    # Straight from a checkout; elsewhere: pip install ./python/stokehold
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "stokehold" / "src"))
+    import stokehold
+
+import stokehold.torch  # noqa: E402
 
 TEXT = Path(__file__).resolve().parent.parent / "text" / "stokehold.txt"
 
@@ -32,54 +40,6 @@ class CharModel(nn.Module):
     def forward(self, text, state=None):
         hidden, state = self.gru(self.embed(text), state)
         return self.out(hidden), state
-
-
-class Checkpoints:
-    """Directories `step-000050`, each written beside its place and moved there whole.
-
-    The file `complete` is written last. What lacks it, on a file system where a directory cannot be moved in one step,
-    is not a checkpoint.
-    """
-
-    def __init__(self, root, keep):
-        self.root = Path(root) if root else None
-        self.keep = keep
-
-    def complete(self):
-        if self.root is None or not self.root.is_dir():
-            return []
-        return sorted(path for path in self.root.glob("step-*") if (path / "complete").is_file())
-
-    def newest(self):
-        found = self.complete()
-        return torch.load(found[-1] / "state.pt", map_location="cpu") if found else None
-
-    def save(self, step, state):
-        if self.root is None:
-            return
-        place = self.root / f"step-{step:06}"
-        if (place / "complete").is_file():
-            return
-        draft = self.root / f".{place.name}.writing"
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(place, ignore_errors=True)
-        draft.mkdir(parents=True)
-        with open(draft / "state.pt", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        (draft / "complete").write_text(json.dumps({"step": step}) + "\n")
-        os.replace(draft, place)
-        for old in self.complete()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def shared(value, world):
-    """What rank 0 has, for all."""
-    box = [value]
-    if world > 1:
-        dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def batch(text, args, step, rank):
@@ -117,16 +77,12 @@ def train(args, rank, world):
     measure = nn.CrossEntropyLoss()
 
     # Rank 0 alone reads and writes checkpoints: all start at the same step, and only one needs the volume.
-    checkpoints = Checkpoints(args.checkpoints if rank == 0 else None, args.keep)
-    saved = shared(checkpoints.newest(), world)
-    first, step = None, 0
-    if saved:
-        plain.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-        first, step = saved["first"], saved["step"]
-        if rank == 0:
-            print(f"resumed at step {step}/{args.steps}", flush=True)
+    checkpoints = stokehold.Checkpoints(args.checkpoints, keep=args.keep)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    step, saved = stokehold.torch.load(checkpoints, **parts)
+    first = saved.get("first")
+    if rank == 0 and step:
+        print(f"resumed at step {step}/{args.steps}", flush=True)
 
     loss, begin, begun = torch.tensor(float("nan")), time.monotonic(), step
     while step < args.steps:
@@ -151,10 +107,11 @@ def train(args, rank, world):
             seconds = time.monotonic() - begin
             speed = (step - begun) * args.batch * args.length * world / seconds
             print(f"step {step}/{args.steps} loss {loss.item():.3f} chars/s {speed:.0f}", flush=True)
-        if checkpoints.root and (step % args.save == 0 or step == args.steps):
-            state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}
-            state.update(schedule=schedule.state_dict(), first=first, last=loss.item(), step=step)
-            checkpoints.save(step, state)
+        stokehold.step(step)
+        is_due = step % args.save == 0 or step == args.steps
+        # Someone may want one sooner: the memory is nearly full, or the node is about to go.
+        if stokehold.torch.wanted(checkpoints) or is_due:
+            stokehold.torch.save(checkpoints, step, **parts, first=first, last=loss.item())
 
     if rank == 0:
         last = saved["last"] if begun >= args.steps else loss.item()
@@ -173,10 +130,9 @@ def arguments():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--report", type=int, default=20, help="steps between lines of progress")
     parser.add_argument("--save", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--keep", type=int, default=2, help="checkpoints to keep")
+    parser.add_argument("--keep", type=int, help="checkpoints to keep; as the job says, else 2")
     parser.add_argument("--sample", type=int, default=240, help="characters to write at the end")
-    parser.add_argument("--checkpoints", default=os.environ.get("STOKE_CHECKPOINT_DIR"),
-                        help="where checkpoints are kept; without it, none are")
+    parser.add_argument("--checkpoints", help="where checkpoints are kept; as the job says, else none are")
     return parser.parse_args()
 
 

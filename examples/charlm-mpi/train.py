@@ -8,13 +8,19 @@ stopped: which characters a step reads depends on the seed, the step and the ran
 """
 
 import argparse
-import os
-import shutil
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+
+try:
+    import stokehold
+except ImportError:
+    # Straight from a checkout; elsewhere: pip install ./python/stokehold
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "stokehold" / "src"))
+    import stokehold
 
 TEXT = Path(__file__).resolve().parent.parent / "text" / "stokehold.txt"
 
@@ -82,45 +88,9 @@ class Adam:
         vector -= rate * mean / (np.sqrt(square) + 1e-8)
 
 
-class Checkpoints:
-    """Directories `step-000050`, each written beside its place and moved there whole.
-
-    The file `complete` is written last. What lacks it, on a file system where a directory cannot be moved in one step,
-    is not a checkpoint.
-    """
-
-    def __init__(self, root, keep):
-        self.root = Path(root) if root else None
-        self.keep = keep
-
-    def complete(self):
-        if self.root is None or not self.root.is_dir():
-            return []
-        return sorted(path for path in self.root.glob("step-*") if (path / "complete").is_file())
-
-    def newest(self):
-        found = self.complete()
-        if not found:
-            return None
-        with np.load(found[-1] / "state.npz") as state:
-            return {name: state[name] for name in state.files}
-
-    def save(self, step, state):
-        place = self.root / f"step-{step:06}"
-        if (place / "complete").is_file():
-            return
-        draft = self.root / f".{place.name}.writing"
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(place, ignore_errors=True)
-        draft.mkdir(parents=True)
-        with open(draft / "state.npz", "wb") as file:
-            np.savez(file, step=step, **state)
-            file.flush()
-            os.fsync(file.fileno())
-        (draft / "complete").write_text(f"{step}\n")
-        os.replace(draft, place)
-        for old in self.complete()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+def load(saved):
+    with np.load(saved.path / "state.npz") as state:
+        return {name: state[name] for name in state.files}
 
 
 def batch(text, args, step, rank):
@@ -150,8 +120,9 @@ def train(args, gang):
     adam = Adam(len(network.vector))
 
     # Rank 0 alone reads and writes checkpoints: all start at the same step, and only one needs the volume.
-    checkpoints = Checkpoints(args.checkpoints if gang.rank == 0 else None, args.keep)
-    saved = gang.bcast(checkpoints.newest(), root=0)
+    checkpoints = stokehold.Checkpoints(args.checkpoints, keep=args.keep, rank=gang.rank)
+    found = checkpoints.resume() if gang.rank == 0 else None
+    saved = gang.bcast(load(found) if found else None, root=0)
     first, last, step = None, None, 0
     if saved:
         network.vector[:], adam.mean[:], adam.square[:] = saved["vector"], saved["mean"], saved["square"]
@@ -174,9 +145,14 @@ def train(args, gang):
             if gang.rank == 0:
                 speed = (step - begun) * args.batch * gang.size / (time.monotonic() - begin)
                 print(f"step {step}/{args.steps} loss {last:.3f} chars/s {speed:.0f}", flush=True)
-        if checkpoints.root and (step % args.save == 0 or step == args.steps):
-            state = {"vector": network.vector, "mean": adam.mean, "square": adam.square}
-            checkpoints.save(step, dict(state, first=first, last=last))
+        stokehold.step(step)
+        is_due = step % args.save == 0 or step == args.steps
+        # Someone may want one sooner: the memory is nearly full, or the node is about to go. Rank 0 alone looks, and alone writes.
+        if is_due or (gang.rank == 0 and checkpoints.wanted()):
+            with checkpoints.save(step) as directory:
+                if directory:
+                    state = {"vector": network.vector, "mean": adam.mean, "square": adam.square}
+                    np.savez(directory / "state.npz", step=step, first=first, last=last, **state)
 
     if gang.rank == 0:
         print(f"\n{write(network, alphabet, text[-args.context :], args.sample, args.seed)}\n", flush=True)
@@ -194,10 +170,9 @@ def arguments():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--report", type=int, default=40, help="steps between lines of progress")
     parser.add_argument("--save", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--keep", type=int, default=2, help="checkpoints to keep")
+    parser.add_argument("--keep", type=int, help="checkpoints to keep; as the job says, else 2")
     parser.add_argument("--sample", type=int, default=240, help="characters to write at the end")
-    parser.add_argument("--checkpoints", default=os.environ.get("STOKE_CHECKPOINT_DIR"),
-                        help="where checkpoints are kept; without it, none are")
+    parser.add_argument("--checkpoints", help="where checkpoints are kept; as the job says, else none are")
     return parser.parse_args()
 
 

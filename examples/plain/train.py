@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -47,22 +48,42 @@ def measure(weights, data):
 
 
 def save(root, state):
-    """Written beside its place and moved there, so that a reader sees the old one or the new one, and always whole."""
+    """A directory that has its name when it is whole, as docs/checkpoints.md has it: the marker `complete` is written last."""
     if root is None:
         return
-    root.mkdir(parents=True, exist_ok=True)
-    draft = root / "checkpoint.json.writing"
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, root / "checkpoint.json")
+    place = root / f"epoch-{state['epoch']}"
+    draft = root / f".{place.name}.writing"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, content in (("state.json", state), ("complete", {"step": state["epoch"]})):
+        with open(draft / name, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    # What stands there was never finished.
+    shutil.rmtree(place, ignore_errors=True)
+    os.replace(draft, place)
+    # Under another name first: a part of one is none.
+    for old in sorted(complete(root), key=epoch_of)[:-2]:
+        os.replace(old, root / f".{old.name}.going")
+        shutil.rmtree(root / f".{old.name}.going")
+
+
+def complete(root):
+    return [path for path in root.glob("epoch-*") if (path / "complete").is_file()]
+
+
+def epoch_of(path):
+    return int(path.name.split("-")[1])
 
 
 def load(root):
-    if root is None or not (root / "checkpoint.json").is_file():
+    """As a job it is told what to go on from; by itself it looks."""
+    told = os.environ.get("STOKE_RESUME_FROM")
+    found = [Path(told)] if told else sorted(complete(root), key=epoch_of) if root else []
+    if not found:
         return None
-    return json.loads((root / "checkpoint.json").read_text(encoding="utf-8"))
+    return json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
 
 
 def train(args):
@@ -110,7 +131,7 @@ def main():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to rest after an epoch")
     parser.add_argument("--checkpoints", default=os.environ.get("STOKE_CHECKPOINT_DIR"),
-                        help="where the checkpoint is kept; without it, none is")
+                        help="where checkpoints are kept; without it, none are")
     train(parser.parse_args())
 
 

@@ -340,6 +340,14 @@ pub struct Checkpoint {
     #[serde(rename = "storageClass", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
+    /// Who may mount the volume. `ReadWriteOnce`: one node, so that of several workers on a cluster only the first has it. `ReadWriteMany`: all
+    /// workers, wherever they are. Absent: `ReadWriteOnce` for one worker, `ReadWriteMany` for several.
+    #[serde(rename = "accessMode", skip_serializing_if = "Option::is_none")]
+    pub access_mode: Option<AccessMode>,
+    /// What becomes of the volume when the job is deleted: it goes too (`delete`), which is so where absent, or it stays for a job of the same
+    /// name (`keep`). Read when the volume is made.
+    #[serde(rename = "onDelete", skip_serializing_if = "Option::is_none")]
+    pub on_delete: Option<OnDelete>,
     /// A signal that the program has a handler for, and writes a checkpoint on: sent when one is wanted soon, beside the text in
     /// `STOKE_CHECKPOINT_REQUEST`. Absent: none is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -374,6 +382,31 @@ pub struct Upload {
         regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
     )]
     pub name: Option<String>,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    ReadWriteOnce,
+    ReadWriteMany,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDelete {
+    Delete,
+    Keep,
+}
+
+impl Checkpoint {
+    /// Whether the volume stays when the job is deleted.
+    pub fn is_kept(&self) -> bool {
+        self.on_delete == Some(OnDelete::Keep)
+    }
+
+    /// Whether only the first of so many workers has the volume, where they may be on several nodes.
+    pub fn is_for_first_only(&self, workers: u32) -> bool {
+        self.access_mode == Some(AccessMode::ReadWriteOnce) && workers > 1
+    }
 }
 
 /// Those that mean nothing by themselves. SIGHUP is none of them: launchers such as torchrun take it for the end.

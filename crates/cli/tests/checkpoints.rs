@@ -64,8 +64,8 @@ fn record(directory: &Path, attempt: u32) {
 
 #[test]
 fn all_workers_go_on_from_what_the_first_found() {
-    let dir = tempfile::tempdir().expect("a directory");
     const SAYS: &str = "echo from ${STOKE_RESUME_FROM-nothing}";
+    let dir = tempfile::tempdir().expect("a directory");
     let other = heed(dir.path(), 1, 1, SAYS)
         .spawn()
         .expect("the second worker");

@@ -152,7 +152,6 @@ fn failed(why: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "said once, and gone")]
 fn say(line: String) {
     eprintln!("stokehold: {line}");
 }

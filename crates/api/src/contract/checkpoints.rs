@@ -333,6 +333,7 @@ impl Saved {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn checkpoint(name: &str, step: Option<u64>, attempt: u32) -> Checkpoint {
         Checkpoint {
@@ -461,6 +462,32 @@ mod tests {
         assert_eq!(beyond(0, &[]), ["a", "b", "z"], "the newest stays");
         assert_eq!(beyond(1, &["b", "z"]), ["a"]);
         assert_eq!(beyond(9, &[]), [""; 0]);
+    }
+
+    proptest! {
+        /// Whatever there is: what would be gone on from stays, what is spared stays, and no more go than are too many.
+        #[test]
+        fn what_is_gone_on_from_is_never_removed(
+            steps in proptest::collection::vec((proptest::option::of(0_u64..6), 0_u32..3), 0..12),
+            keep in 0_u32..5,
+            spared in proptest::collection::vec(0_usize..12, 0..3),
+        ) {
+            let named = steps.iter().enumerate();
+            let all: Vec<Checkpoint> = named
+                .map(|(i, (step, attempt))| checkpoint(&format!("c{i}"), *step, *attempt))
+                .collect();
+            let spared: Vec<&str> = spared
+                .iter()
+                .filter_map(|i| all.get(*i))
+                .map(|it| it.name.as_str())
+                .collect();
+            let gone = excess(&all, keep, &spared);
+            let left: Vec<&Checkpoint> = all.iter().filter(|it| !gone.contains(it)).collect();
+            prop_assert_eq!(newest(left.iter().copied()), newest(&all));
+            prop_assert!(spared.iter().all(|name| left.iter().any(|it| it.name == *name)));
+            prop_assert!(left.len() >= all.len().min(keep.max(1) as usize));
+            prop_assert!(left.len() <= keep.max(1) as usize + spared.len());
+        }
     }
 
     #[test]

@@ -22,8 +22,8 @@ Examples:
 
 /// Delete jobs, their pods and their logs
 ///
-/// Running workers get SIGTERM and their grace period first. What a job keeps in its checkpoint volume goes with it: copy it
-/// away before, or suspend the job instead.
+/// Running workers get SIGTERM and their grace period first. What a job keeps in its checkpoint volume goes with it, unless it says
+/// checkpoint.onDelete: keep. Copy it away before, or suspend the job instead.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -101,15 +101,12 @@ async fn delete(client: &Client, namespace: &str, target: &Target) -> anyhow::Re
     let api = kind.api(client.clone(), namespace);
     let (uid, too) = if target.kind.is_none() {
         let job = jobs::find(client, namespace, name).await?;
-        let has_checkpoints = job.spec.checkpoint.is_some();
-        (
-            job.metadata.uid,
-            if has_checkpoints {
-                ", with its checkpoints"
-            } else {
-                ""
-            },
-        )
+        let too = match &job.spec.checkpoint {
+            None => "",
+            Some(checkpoint) if checkpoint.is_kept() => "; its checkpoints stay",
+            Some(_) => ", with its checkpoints",
+        };
+        (job.metadata.uid, too)
     } else {
         let found = api.get(name).await;
         let found = found.with_context(|| format!("cannot delete {}/{name}", kind.singular()))?;

@@ -395,6 +395,7 @@ mod tests {
         Priority:     standard
         Memory:       limit 8Gi, request 8Gi for each worker: a quarter of the node's memory
         Checkpoint:   /ckpt (20Gi, every 15m)
+        Unsaved:      3m of work (1440 GPU-seconds)
         Retries:      1 of 3 used
         Max duration: 2d
 

@@ -14,7 +14,7 @@ const INTERRUPTIONS: u32 = 25;
 /// Seconds between two checkpoints.
 const EVERY: f64 = 2.0;
 /// Steps of the whole training, more than are done between interruptions.
-const STEPS: u32 = 6_000;
+const STEPS: u32 = 2_500;
 
 /// Tells a journal of every step, and does not finish before it is let: `pace` has the seconds between two steps.
 const TRAIN: &str = r#"
@@ -231,9 +231,9 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
     let expected = whole.weights();
 
     let begun = Instant::now();
-    let parts = Training::submit(&engine, "parts", &python, "0.02");
+    let parts = Training::submit(&engine, "parts", &python, "0.04");
     let mut ways: Vec<Way> = Vec::new();
-    let mut ports = BTreeSet::new();
+    let (mut ports, mut uids) = (BTreeSet::new(), pod_uids(&engine));
     for _ in 0..INTERRUPTIONS {
         let way = match random.below(8) {
             0..3 => Way::Worker,
@@ -250,6 +250,7 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
             .as_array()
             .and_then(|it| it.last()?["port"].as_u64());
         ports.extend(port);
+        uids.extend(pod_uids(&engine));
         println!(
             "{:6.1} s: {way:?} of attempt {attempt} after {done} steps",
             begun.elapsed().as_secs_f64()
@@ -294,7 +295,8 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
         job["status"]
     );
 
-    nothing_is_left(&engine, &ports, &mounts_before);
+    uids.extend(pod_uids(&engine));
+    nothing_is_left(&engine, &uids, &ports, mounts_before);
 }
 
 /// What each attempt did again that the one before had done.
@@ -380,7 +382,7 @@ fn processes(engine: &Engine) -> Vec<String> {
     found
 }
 
-fn cgroups(uids: &[String]) -> Vec<PathBuf> {
+fn cgroups(uids: &BTreeSet<String>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut left = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = left.pop() {
@@ -397,15 +399,21 @@ fn cgroups(uids: &[String]) -> Vec<PathBuf> {
     found
 }
 
-fn nothing_is_left(engine: &Engine, ports: &BTreeSet<u64>, mounts_before: &usize) {
-    let pods: Value =
-        serde_json::from_str(&engine.stoke(&["get", "pods", "-o", "json"])).expect("JSON");
-    let uids: Vec<String> = pods["items"]
-        .as_array()
-        .expect("items")
-        .iter()
-        .map(|pod| pod["metadata"]["uid"].as_str().expect("a uid").to_owned())
-        .collect();
+fn pod_uids(engine: &Engine) -> BTreeSet<String> {
+    let pods = engine.stoke(&["get", "pods", "-o", "json"]);
+    let pods: Value = serde_json::from_str(&pods).expect("JSON");
+    let pods = pods["items"].as_array().expect("items").iter();
+    pods.map(|pod| pod["metadata"]["uid"].as_str().expect("a uid").to_owned())
+        .collect()
+}
+
+/// Of all pods and ports that there ever were.
+fn nothing_is_left(
+    engine: &Engine,
+    uids: &BTreeSet<String>,
+    ports: &BTreeSet<u64>,
+    mounts_before: usize,
+) {
     for name in ["parts", "whole"] {
         engine.stoke(&["delete", name, "--wait"]);
     }
@@ -418,8 +426,9 @@ fn nothing_is_left(engine: &Engine, ports: &BTreeSet<u64>, mounts_before: &usize
     eventually("processes to be gone", || {
         processes(engine).is_empty().then_some(())
     });
-    assert_eq!(cgroups(&uids), [PathBuf::new(); 0]);
-    assert_eq!(mounts(engine.folder()), *mounts_before);
+    let left = cgroups(uids);
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(mounts(engine.folder()), mounts_before);
     let listening = fs::read_to_string("/proc/net/tcp").expect("sockets");
     for port in ports {
         let end = format!(":{port:04X}");

@@ -21,7 +21,10 @@ fn ddp_example() -> Value {
     spec["gpus"] = json!(3);
     spec["processesPerWorker"] = json!(1);
     spec["workingDir"] = json!("/examples/charlm-ddp");
-    spec["template"] = host_programs(&[(&examples(), "/examples")]);
+    let examples = examples();
+    let package = examples.join("../python/stokehold");
+    let package = package.canonicalize().expect("the package");
+    spec["template"] = host_programs(&[(&examples, "/examples"), (&package, "/python/stokehold")]);
     spec
 }
 
@@ -94,7 +97,7 @@ fn two_workers_on_two_nodes_find_each_other_by_name_and_train() {
     let log = succeed(&mut testbed.kubectl(&["logs", "charlm-ddp-1-0", "-n", jobs.namespace()]));
     assert!(log.contains("2 process(es)"), "{log}");
     assert!(log.contains("final loss"), "{log}");
-    let saved = volume.folder.path().join("step-000200/complete");
+    let saved = volume.folder.path().join("step-00000200/complete");
     assert!(saved.exists(), "no checkpoint in {}", saved.display());
 }
 

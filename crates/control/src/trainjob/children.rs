@@ -19,6 +19,7 @@ use kube::Resource as _;
 use kube::api::ObjectMeta;
 use stoke_api::TrainJob;
 use stoke_api::names::{ATTEMPT_LABEL, JOB_LABEL, MPI_TOKEN_KEY, checkpoint_claim, mpi_secret};
+use stoke_api::trainjob::AccessMode;
 
 use crate::config::{Config, Home};
 
@@ -38,16 +39,24 @@ fn metadata(job: &TrainJob, name: String) -> ObjectMeta {
 /// The volume of a job's checkpoints, if it keeps any.
 pub fn checkpoint(job: &TrainJob, config: &Config) -> Option<PersistentVolumeClaim> {
     let checkpoint = job.spec.checkpoint.as_ref()?;
-    // All workers mount it. On one machine they share a node; elsewhere they may not.
-    let one_node = config.home == Home::Machine || job.spec.workers_max() == 1;
+    // All workers mount it, unless the job says that one does. On one machine they share a node; elsewhere they may not.
+    let workers = job.spec.workers_max();
+    let one_node = config.home == Home::Machine
+        || checkpoint.is_for_first_only(workers)
+        || (workers == 1 && checkpoint.access_mode != Some(AccessMode::ReadWriteMany));
     let mode = if one_node {
         "ReadWriteOnce"
     } else {
         "ReadWriteMany"
     };
     let size = BTreeMap::from([("storage".to_owned(), Quantity(checkpoint.size.to_string()))]);
+    let owned = metadata(job, checkpoint_claim(job.name()));
     Some(PersistentVolumeClaim {
-        metadata: metadata(job, checkpoint_claim(job.name())),
+        metadata: ObjectMeta {
+            // What nobody owns is deleted with nobody.
+            owner_references: owned.owner_references.filter(|_| !checkpoint.is_kept()),
+            ..owned
+        },
         spec: Some(PersistentVolumeClaimSpec {
             access_modes: Some(vec![mode.to_owned()]),
             resources: Some(VolumeResourceRequirements {

@@ -65,7 +65,10 @@ fn a_gang_starts_whole_runs_and_completes() {
     assert_eq!(condition(&stage, "Queued"), "False Placed");
     stage.pass(60);
     stage.end_pod("j-1-1", 0, "Completed");
-    insta::assert_snapshot!(stage.turn("j"), @"Running (WorkersRunning) 1/2 failures 0: all 2 workers run");
+    insta::assert_snapshot!(stage.turn("j"), @"
+    Running (WorkersRunning) 1/2 failures 0: all 2 workers run
+      again in 7140s
+    ");
     stage.end_pod("j-1-0", 0, "Completed");
     insta::assert_snapshot!(stage.turn("j"), @"Complete (Succeeded) 0/2 failures 0: its 2 workers ended well");
     assert_eq!(condition(&stage, "Complete"), "True Succeeded");

@@ -632,6 +632,25 @@ fn workers_go_where_their_claims_volumes_are_and_share_only_what_can_be_shared()
 }
 
 #[test]
+fn whose_checkpoints_a_volume_can_keep_is_said_before_anything_starts() {
+    let turn = |mode: Option<&str>| {
+        let mut checkpoint = json!({"path": "/c"});
+        if let Some(mode) = mode {
+            checkpoint["accessMode"] = json!(mode);
+        }
+        let spec = json!({"command": ["a"], "image": "a", "workers": 2, "checkpoint": checkpoint});
+        let mut stage = on([node("n1", 0), node("n2", 0)], spec);
+        let claim = json!({"metadata": {"name": "j-checkpoint", "namespace": "default"}, "spec": {"accessModes": ["ReadWriteOnce"]}});
+        stage
+            .claims
+            .push(serde_json::from_value(claim).expect("a claim"));
+        first_line(&stage.turn("j")).to_owned()
+    };
+    insta::assert_snapshot!(turn(None), @"Queued (Misconfigured) 0/2 failures 0: spec.checkpoint: claim j-checkpoint can be mounted on one node only, and 2 workers may be on several; say accessMode: ReadWriteOnce if only the first needs it, or use a volume that is ReadWriteMany");
+    assert!(turn(Some("ReadWriteOnce")).starts_with("Starting"));
+}
+
+#[test]
 fn local_disk_is_limited_to_a_workers_share() {
     let with_disk = |name: &str, disk: &str| {
         let mut node = node(name, 4);

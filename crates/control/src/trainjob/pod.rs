@@ -169,6 +169,14 @@ impl<'a> Blueprint<'a> {
         words
     }
 
+    /// Whether this worker has the volume that checkpoints are kept in.
+    fn has_checkpoints(&self, rank: u32) -> bool {
+        let on_one_node = self.config.home == Home::Machine;
+        let workers = self.job.spec.workers_max();
+        let checkpoint = self.job.spec.checkpoint.as_ref();
+        checkpoint.is_some_and(|it| rank == 0 || on_one_node || !it.is_for_first_only(workers))
+    }
+
     /// The command with someone beside it who watches over its checkpoints: in every worker, for launchers pass signals on to whoever is
     /// there, with a handler or without, and who writes may be any of them.
     fn heeding(
@@ -201,16 +209,20 @@ impl<'a> Blueprint<'a> {
             self.config.stoke_exe.to_string_lossy().into_owned(),
             "heed".to_owned(),
         ];
-        let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
-        heed.extend([
-            format!("--checkpoints={}", checkpoint.path),
-            format!("--job={uid}"),
-            format!("--attempt={}", attempt.number),
-            format!("--rank={rank}"),
-        ]);
-        heed.extend(checkpoint.keep.map(|keep| format!("--keep={keep}")));
-        if let Some(upload) = self.upload().filter(|_| rank == 0) {
-            heed.extend(self.copying(upload));
+        if self.has_checkpoints(rank) {
+            let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
+            heed.extend([
+                format!("--checkpoints={}", checkpoint.path),
+                format!("--job={uid}"),
+                format!("--attempt={}", attempt.number),
+                format!("--rank={rank}"),
+            ]);
+            heed.extend(checkpoint.keep.map(|keep| format!("--keep={keep}")));
+            if let Some(upload) = self.upload().filter(|_| rank == 0) {
+                heed.extend(self.copying(upload));
+            }
+        } else if checkpoint.signal.is_none() {
+            return Ok(command);
         }
         heed.extend(checkpoint.signal.map(|signal| signal.name().to_owned()));
         heed.push("--".to_owned());
@@ -321,7 +333,14 @@ impl<'a> Blueprint<'a> {
         let size = Size::of(attempt);
         let mut spec = self.sized(&size);
         self.fill_worker(worker(&mut spec), start, variables, attempt, rank)?;
-        volumes::add(&mut spec, job, self.datasets, size.memory.limit);
+        let has_checkpoints = self.has_checkpoints(rank);
+        volumes::add(
+            &mut spec,
+            job,
+            self.datasets,
+            has_checkpoints,
+            size.memory.limit,
+        );
         if let Some(secret) = self.upload().and_then(|upload| upload.secret.as_deref())
             && rank == 0
         {
@@ -478,7 +497,9 @@ impl<'a> Blueprint<'a> {
         let status = format!("{}/{}", contract::STATUS_DIR, contract::STATUS);
         variables.push((env::STATUS_FILE, status));
         if let Some(checkpoint) = &self.job.spec.checkpoint {
-            variables.push((env::CHECKPOINT_DIR, checkpoint.path.clone()));
+            if self.has_checkpoints(rank) {
+                variables.push((env::CHECKPOINT_DIR, checkpoint.path.clone()));
+            }
             if let Some(every) = checkpoint.every {
                 variables.push((env::CHECKPOINT_EVERY, every.seconds.to_string()));
             }

@@ -8,6 +8,7 @@ use stoke_api::trainjob::{Attempt, Sizing};
 use stoke_api::{Bytes, CpuMilli, DatasetSpec, GpuRequest};
 use stoke_sched::Plan;
 
+use super::children;
 use super::fixtures::{config, job, node};
 use super::pod::{Blueprint, Gpus, Site, Size};
 use crate::config::Config;
@@ -193,6 +194,94 @@ fn who_heeds_a_signal_is_started_beside_what_sends_it() {
         ),
         "{torch}"
     );
+}
+
+/// A volume that one node may mount is the first worker's, where they may be on several.
+#[test]
+fn a_volume_for_one_node_is_the_first_workers() {
+    let cluster = Config {
+        image: Some("stoke:1".to_owned()),
+        ..Config::cluster()
+    };
+    let mounted = |mode: Option<&str>, config: &Config| -> Vec<bool> {
+        let mut checkpoint = json!({"path": "/c"});
+        if let Some(mode) = mode {
+            checkpoint["accessMode"] = json!(mode);
+        }
+        let spec =
+            json!({"workers": 2, "command": ["train"], "image": "a", "checkpoint": checkpoint});
+        let has = |pod: Pod| {
+            let text = serde_json::to_string(&pod).expect("JSON");
+            let parts = ["j-checkpoint", "STOKE_CHECKPOINT_DIR", "--checkpoints=/c"];
+            let found = parts.map(|part| text.contains(part));
+            assert!(found == [true; 3] || found == [false; 3], "{text}");
+            found[0]
+        };
+        pods(spec, &["a", "b"], config)
+            .into_iter()
+            .map(has)
+            .collect()
+    };
+    assert_eq!(mounted(Some("ReadWriteOnce"), &cluster), [true, false]);
+    assert_eq!(mounted(Some("ReadWriteOnce"), &config()), [true, true]);
+    for mode in [None, Some("ReadWriteMany")] {
+        assert_eq!(mounted(mode, &cluster), [true, true]);
+    }
+}
+
+#[test]
+fn the_volume_of_checkpoints_goes_with_its_job_unless_it_is_kept() {
+    let claim = |workers: u32, checkpoint: Value, config: &Config| {
+        let job = job(json!({"workers": workers, "command": ["train"], "checkpoint": checkpoint}));
+        let claim = children::checkpoint(&job, config).expect("a claim");
+        let modes = claim
+            .spec
+            .and_then(|spec| spec.access_modes)
+            .expect("modes");
+        (claim.metadata.owner_references.is_some(), modes.join(","))
+    };
+    let cluster = Config::cluster();
+    for (workers, more, config, owned, mode) in [
+        (1, json!({}), &cluster, true, "ReadWriteOnce"),
+        (2, json!({}), &cluster, true, "ReadWriteMany"),
+        (
+            2,
+            json!({"accessMode": "ReadWriteOnce"}),
+            &cluster,
+            true,
+            "ReadWriteOnce",
+        ),
+        (
+            1,
+            json!({"accessMode": "ReadWriteMany"}),
+            &cluster,
+            true,
+            "ReadWriteMany",
+        ),
+        (
+            2,
+            json!({"onDelete": "keep"}),
+            &config(),
+            false,
+            "ReadWriteOnce",
+        ),
+        (
+            2,
+            json!({"onDelete": "delete"}),
+            &config(),
+            true,
+            "ReadWriteOnce",
+        ),
+    ] {
+        let mut checkpoint = json!({"path": "/c"});
+        let fields = more.as_object().expect("fields").clone();
+        checkpoint
+            .as_object_mut()
+            .expect("an object")
+            .extend(fields);
+        let found = claim(workers, checkpoint, config);
+        assert_eq!(found, (owned, mode.to_owned()), "{workers} {more}");
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn says(phase: &str, step: u64) -> JobStatus {
         step: Some(step),
         input_bytes: Some(7),
         saved_step: None,
+        saved: None,
     }
 }
 

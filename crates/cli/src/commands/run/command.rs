@@ -79,6 +79,8 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
             every: None,
             keep: None,
             storage_class: None,
+            access_mode: None,
+            on_delete: None,
             signal: None,
             upload: None,
         }),

@@ -173,11 +173,24 @@ impl Turn<'_> {
         if self.job.spec.workers_max() == 1 || self.config.home == Home::Machine {
             return Ok(());
         }
-        let claims = &self.observed.claims;
-        match claims.iter().find(|(_, (_, claim))| !claim.shared) {
+        let workers = self.job.spec.workers_max();
+        let checkpoint = self.job.spec.checkpoint.as_ref();
+        let of_first = checkpoint.is_some_and(|it| it.is_for_first_only(workers));
+        let mut claims = self.observed.claims.iter();
+        let unshared = claims.find(|(path, (_, claim))| {
+            let is_of_first = of_first && path.as_str() == "checkpoint";
+            !claim.shared && !is_of_first
+        });
+        match unshared {
             None => Ok(()),
+            Some((path, (name, _))) if path == "checkpoint" => {
+                let problem = format!(
+                    "claim {name} can be mounted on one node only, and {workers} workers may be on several; say accessMode: ReadWriteOnce if \
+                     only the first needs it, or use a volume that is ReadWriteMany"
+                );
+                Err(Misconfigured::new(path.clone(), problem))
+            }
             Some((path, (name, _))) => {
-                let workers = self.job.spec.workers_max();
                 let problem = format!(
                     "claim {name} can be mounted on one node only, and {workers} workers may be on several; make it ReadWriteMany or \
                      ReadOnlyMany, or run one worker"

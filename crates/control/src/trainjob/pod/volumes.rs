@@ -1,5 +1,5 @@
-//! What a worker finds in its file system beside its image: checkpoints, data, shared memory, and the binary that starts an MPI gang and signals
-//! who wants to be asked for checkpoints that way.
+//! What a worker finds in its file system beside its image: checkpoints, data, shared memory, and the binary that starts an MPI gang and
+//! watches over checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -27,9 +27,10 @@ pub fn add(
     spec: &mut PodSpec,
     job: &TrainJob,
     datasets: &BTreeMap<String, DatasetSpec>,
+    has_checkpoints: bool,
     memory_limit: Bytes,
 ) {
-    if let Some(checkpoint) = &job.spec.checkpoint {
+    if let Some(checkpoint) = job.spec.checkpoint.as_ref().filter(|_| has_checkpoints) {
         let volume = claim("checkpoint", &checkpoint_claim(job.name()), false);
         mount(spec, volume, &checkpoint.path, false);
     }

@@ -188,14 +188,13 @@ impl Entry {
         let risk = self.risk.as_ref();
         let is_awaited = risk.is_some_and(|risk| risk.checkpoint_asked_at.is_some());
         if let Some(age) = running.vigil.news_of_save(at, is_awaited) {
-            match running.vigil.saved() {
-                Some(saved) => deeds::seen(saved)
-                    .into_iter()
-                    .for_each(|told| self.outbox.tell(told)),
-                None => {
-                    let saved = now.checked_sub(age).unwrap_or(now);
-                    self.outbox.tell(deeds::saved(saved));
+            if let Some(saved) = running.vigil.saved() {
+                for told in deeds::seen(saved) {
+                    self.outbox.tell(told);
                 }
+            } else {
+                let saved = now.checked_sub(age).unwrap_or(now);
+                self.outbox.tell(deeds::saved(saved));
             }
         }
         match action {
