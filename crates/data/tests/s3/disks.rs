@@ -145,6 +145,6 @@ async fn a_full_bucket_delays_an_upload_and_it_catches_up() {
     .await
     .expect("restored");
     (0..6).for_each(|i| {
-        assert!(fs::read(back.join(i.to_string())).expect("a file") == noise(i, MIB))
+        assert!(fs::read(back.join(i.to_string())).expect("a file") == noise(i, MIB));
     });
 }
