@@ -45,14 +45,51 @@ use crate::quantity::Bytes;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct DatasetSpec {
-    /// Where it comes from: `file:///data/imagenet`, a directory every node sees.
+    /// Where it comes from. `file:///data/imagenet` is a directory every node sees; `s3://bucket/prefix`, `gs://bucket/prefix`,
+    /// `az://container/prefix` and `https://host/file` are copied once to each node that needs it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^file:///"))]
+    #[schemars(
+        length(min = 1, max = 4096),
+        regex(pattern = r"^(file:///|(s3|gs|az)://[^/@]+(/|$)|https?://[^/@?#]+/[^?#]+$)")
+    )]
     pub uri: Option<String>,
+    /// A Secret in the same namespace with the keys of the object store: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and so on. Without
+    /// one, requests are not signed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub secret: Option<String>,
+    /// Where the object store is, if it is not the usual one: `https://minio.example.com:9000`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^https?://[^/@?#]+/?$"))]
+    pub endpoint: Option<String>,
     /// A PersistentVolumeClaim in the same namespace that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim: Option<String>,
+    /// An NFS export that holds it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nfs: Option<Nfs>,
+}
+
+/// An export of an NFS server.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Nfs {
+    /// Its name or address.
+    #[schemars(length(min = 1, max = 253))]
+    pub server: String,
+    /// The exported path.
+    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^/"))]
+    pub path: String,
+}
+
+impl DatasetSpec {
+    /// What is copied to a node before a job reads it; everything else is mounted as it is.
+    pub fn staged_uri(&self) -> Option<&str> {
+        self.uri
+            .as_deref()
+            .filter(|uri| !uri.starts_with("file://"))
+    }
 }
 
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
@@ -61,6 +98,12 @@ pub struct DatasetStatus {
     /// How much it is, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
+    /// How many files it has, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<i64>,
+    /// Why it could not be copied the last time that was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Nodes that hold it already.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warm_nodes: Vec<String>,

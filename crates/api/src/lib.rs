@@ -19,7 +19,7 @@ pub mod rules;
 pub mod trainjob;
 
 pub use crd::crds;
-pub use dataset::{Dataset, DatasetSpec, DatasetStatus};
+pub use dataset::{Dataset, DatasetSpec, DatasetStatus, Nfs};
 pub use profile::{JobProfile, JobProfileSpec};
 pub use quantity::{Bytes, CpuMilli, GpuAmount, GpuMilli, GpuRequest, Parameters, Span};
 pub use queue::{Queue, QueueSpec, QueueStatus};

@@ -142,3 +142,9 @@ pub mod env {
 
 /// The longest name a job may have, so that `<job>-<attempt>-<rank>` is still a valid host name.
 pub const JOB_NAME_LENGTH_MAX: usize = 50;
+
+/// The driver of volumes that a node fills with a dataset before it shows them; the dataset is named by the attribute.
+pub const DATA_DRIVER: &str = "data.stokehold.dev";
+pub const DATA_DRIVER_DATASET: &str = "dataset";
+/// Why a container waits whose node is copying a dataset. That takes as long as it takes.
+pub const STAGING_REASON: &str = "StagingDataset";

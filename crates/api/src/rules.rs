@@ -361,9 +361,28 @@ pub const QUEUE: &[Rule<Queue>] = &[
 pub const DATASET: &[Rule<Dataset>] = &[
     Rule {
         path: "spec",
-        cel: "has(self.spec.uri) != has(self.spec.claim)",
-        message: "a dataset comes from one place: set uri or claim",
-        holds: |dataset, _| dataset.spec.uri.is_some() != dataset.spec.claim.is_some(),
+        cel: "[has(self.spec.uri), has(self.spec.claim), has(self.spec.nfs)].exists_one(it, it)",
+        message: "a dataset comes from one place: set uri, claim or nfs",
+        holds: |dataset, _| {
+            let spec = &dataset.spec;
+            let places = [spec.uri.is_some(), spec.claim.is_some(), spec.nfs.is_some()];
+            places.into_iter().filter(|it| *it).count() == 1
+        },
+    },
+    Rule {
+        path: "spec.secret",
+        cel: "!(has(self.spec.secret) || has(self.spec.endpoint)) || (has(self.spec.uri) && self.spec.uri.matches('^(s3|gs|az)://'))",
+        message: "secret and endpoint belong to an object store: set them with a uri of s3, gs or az",
+        holds: |dataset, _| {
+            let spec = &dataset.spec;
+            let is_store = |uri: &str| {
+                ["s3://", "gs://", "az://"]
+                    .iter()
+                    .any(|it| uri.starts_with(it))
+            };
+            (spec.secret.is_none() && spec.endpoint.is_none())
+                || spec.uri.as_deref().is_some_and(is_store)
+        },
     },
     Rule {
         path: "spec.uri",

@@ -372,6 +372,30 @@ fn cases() -> Vec<Case> {
             &["spec"],
         ),
         other(
+            "dataset from a claim and an export",
+            "Dataset",
+            json!({"claim": "b", "nfs": {"server": "a", "path": "/b"}}),
+            &["spec"],
+        ),
+        other(
+            "dataset with keys for a directory",
+            "Dataset",
+            json!({"uri": "file:///a", "secret": "keys"}),
+            &["spec.secret"],
+        ),
+        other(
+            "dataset in a bucket",
+            "Dataset",
+            json!({"uri": "s3://b/c", "secret": "keys", "endpoint": "https://minio:9000"}),
+            &[],
+        ),
+        other(
+            "dataset with an endpoint for a file of the web",
+            "Dataset",
+            json!({"uri": "https://a/b", "endpoint": "https://minio:9000"}),
+            &["spec.secret"],
+        ),
+        other(
             "dataset that climbs",
             "Dataset",
             json!({"uri": "file:///a/../b"}),

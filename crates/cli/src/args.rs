@@ -7,7 +7,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    agent, completions, crds, delete, describe, doctor, down, estimate, explain, get, heed,
+    agent, completions, crds, data, delete, describe, doctor, down, estimate, explain, get, heed,
     kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
 };
 use crate::program;
@@ -168,6 +168,7 @@ pub enum Command {
     Top(top::Args),
     Explain(explain::Args),
     Queue(queue::Args),
+    Data(data::Args),
     Sched(sched::Args),
     Estimate(Box<estimate::Args>),
     Memory(memory::Args),

@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod completions;
 pub mod crds;
+pub mod data;
 pub mod delete;
 pub mod describe;
 pub mod doctor;
@@ -67,6 +68,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Describe(args) => wait_for(world, |session| describe::run(args, session)),
         Command::Logs(args) => wait_for(world, |session| logs::run(args, session)),
         Command::Top(args) => wait_for(world, |session| top::run(args, session)),
+        Command::Data(args) => {
+            let data_dir = data_dir(world)?;
+            wait_for(world, |session| data::run(args, session, data_dir))
+        }
         Command::Queue(args) => wait_for(world, |session| queue::run(args, session)),
         Command::Sched(args) => sched::run(args, world),
         Command::Memory(args) => memory::run(args, world),

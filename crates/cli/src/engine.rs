@@ -43,6 +43,8 @@ pub struct EngineOptions {
     /// Where to serve, best first.
     pub listen: Vec<Wish>,
     pub simulated_gpus: u32,
+    /// How much datasets may take on the disk.
+    pub data_cache: Option<stoke_api::Bytes>,
     /// Where to log; `None` is stderr.
     pub log: Option<PathBuf>,
 }
@@ -128,6 +130,7 @@ async fn serve(options: EngineOptions, ready: impl FnOnce(&EngineRecord)) -> any
     });
     let node = NodeOptions {
         simulated_gpus: options.simulated_gpus,
+        data_cache_max_bytes: options.data_cache.map(|size| size.0),
         ..NodeOptions::new(data_dir.path(), &exe)
     };
     let node_name = node.name.clone();

@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often a dataset that changes while it is read is begun anew.
 const RESTARTS_MAX: u32 = 3;
 const PART: &str = ".part";
+const MAX_BYTES: &str = "max_bytes";
+/// Where no limit is set, this part of the disk stays free.
+const DISK_FREE: u64 = 20;
 
 #[derive(Debug, Clone)]
 pub struct Cache {
@@ -98,10 +101,18 @@ impl Cache {
             folds_case: folds_case(&root.join("tmp"))?,
             pins: Pins::new(root.join("pins")),
         };
-        for left in pins::entries(&cache.root.join("trash"))? {
-            let _ = fs::remove_dir_all(left);
+        empty(pins::entries(&cache.root.join("trash"))?);
+        let (path, said) = (root.join(MAX_BYTES), said(bytes_max));
+        if fs::read_to_string(&path).ok().as_deref() != Some(&said) {
+            disk::write_whole(&path, said.as_bytes())?;
         }
         Ok(cache)
+    }
+
+    /// The same, with the limit that whoever opened it last has set.
+    pub fn open_as_it_is(root: &Path) -> Result<Self, DataError> {
+        let said = fs::read_to_string(root.join(MAX_BYTES)).unwrap_or_default();
+        Self::open(root, said.trim().parse().ok())
     }
 
     pub fn with_patience(mut self, patience: Duration) -> Self {
@@ -223,7 +234,7 @@ impl Cache {
             return Ok(staged);
         }
         let _lock = disk::wait_for_lock(&self.lock_of(&staged.version), || {
-            progress.enter(Stage::Waiting)
+            progress.enter(Stage::Waiting);
         })
         .await?;
         progress.begin(
@@ -260,7 +271,7 @@ impl Cache {
         let part = Tree {
             dir: self.root.join(format!("{}{PART}", summary.version)),
         };
-        let _moment = disk::lock(&self.root.join("lock"))?;
+        let moment = disk::lock(&self.root.join("lock"))?;
         let goes_on = part.listing().is_file();
         let others: Vec<Kept> = self
             .kept()?
@@ -274,13 +285,14 @@ impl Cache {
                 shortfall,
             }
         })?;
+        let mut trash = Vec::new();
         for kept in gone {
             tracing::info!(
                 version = kept.id,
                 bytes = kept.bytes,
                 "making room in the data cache"
             );
-            self.throw_away(&kept.id)?;
+            trash.push(self.put_in_trash(&kept.id)?);
         }
         if !goes_on {
             disk::make_dirs(&part.dir)?;
@@ -298,6 +310,9 @@ impl Cache {
                 .persist(part.listing())
                 .map_err(|error| DataError::disk("write", &part.listing(), &error.error))?;
         }
+        // Removing takes its time, and nobody who only wants a pin should wait for it.
+        drop(moment);
+        empty(trash);
         Ok(part)
     }
 
@@ -308,8 +323,16 @@ impl Cache {
             return Ok(said);
         }
         let disk = rustix::fs::statvfs(&self.root).on_disk("look at", &self.root)?;
+        let stays_free = match self.bytes_max {
+            Some(_) => 0,
+            None => disk.f_blocks / DISK_FREE,
+        };
+        let free = disk
+            .f_bavail
+            .saturating_sub(stays_free)
+            .saturating_mul(disk.f_frsize);
         let here: u64 = others.iter().map(|kept| kept.bytes).sum();
-        Ok(said.min(here.saturating_add(disk.f_bavail.saturating_mul(disk.f_frsize))))
+        Ok(said.min(here.saturating_add(free)))
     }
 
     /// Under the lock.
@@ -393,9 +416,7 @@ impl Cache {
                 }
             }
         }
-        for dir in trash {
-            fs::remove_dir_all(&dir).on_disk("remove", &dir)?;
-        }
+        empty(trash);
         Ok((bytes, in_use))
     }
 
@@ -415,18 +436,14 @@ impl Cache {
         let Some(_lock) = disk::try_lock(&self.lock_of(version))? else {
             return Ok(());
         };
-        let _moment = disk::lock(&self.root.join("lock"))?;
         let part = format!("{version}{PART}");
+        let moment = disk::lock(&self.root.join("lock"))?;
         if self.root.join(&part).is_dir() {
-            self.throw_away(&part)
-        } else {
-            Ok(())
+            let trash = self.put_in_trash(&part)?;
+            drop(moment);
+            empty(vec![trash]);
         }
-    }
-
-    fn throw_away(&self, id: &str) -> Result<(), DataError> {
-        let dir = self.put_in_trash(id)?;
-        fs::remove_dir_all(&dir).on_disk("remove", &dir)
+        Ok(())
     }
 
     fn put_in_trash(&self, id: &str) -> Result<PathBuf, DataError> {
@@ -488,6 +505,24 @@ impl Cache {
             }
         });
     }
+}
+
+/// What cannot be removed now is, by whoever opens the cache next.
+fn empty(trash: Vec<PathBuf>) {
+    for dir in trash {
+        if let Err(error) = fs::remove_dir_all(&dir)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(dir = %dir.display(), %error, "what left the data cache could not be removed yet");
+        }
+    }
+}
+
+fn said(bytes_max: Option<u64>) -> String {
+    bytes_max.map_or_else(
+        || "all but what should stay free".to_owned(),
+        |bytes| bytes.to_string(),
+    )
 }
 
 fn part_name(part: &Tree) -> String {

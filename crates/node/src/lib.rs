@@ -31,6 +31,7 @@ mod remove;
 mod resources;
 pub mod shim;
 mod spec;
+pub mod staging;
 mod status;
 mod status_file;
 mod storage;

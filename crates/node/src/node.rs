@@ -29,6 +29,7 @@ use crate::registration::{Registration, quantities};
 use crate::resources;
 use crate::shim::{self, Capabilities, Life, MountMethod};
 use crate::spec::NodeFacts;
+use crate::staging::{self, Stager};
 use crate::volumes::claims::{Bound, Provisioner};
 
 /// How long a pod whose task broke is left alone, so that one that breaks every time costs little.
@@ -96,6 +97,10 @@ pub async fn run(
         stoke_exe: options.stoke_exe.clone(),
         events: events.clone(),
         claims,
+        stager: Stager::new(
+            staging::cache_dir(&options.data_dir),
+            options.data_cache_max_bytes,
+        ),
         gpu_source,
         commons: Arc::new(Commons::new(
             registration.machine.memory_bytes,
@@ -228,6 +233,8 @@ fn recover(shared: &Shared) -> Result<Found, NodeError> {
         found.insert(uid, Arc::new(pod.unwrap_or_default()));
     }
     let known: BTreeSet<String> = found.keys().cloned().collect();
+    // What a pod of an earlier engine reads stays where it is.
+    shared.stager.sweep(|uid| !known.contains(uid));
     let (removed, problems) = shared.cgroups.remove_orphans(&known);
     for name in removed {
         tracing::info!(name, "processes of a pod that is no more were ended");

@@ -45,6 +45,8 @@ pub struct NodeOptions {
     pub address: IpAddr,
     /// Labels to put on the node beside its own.
     pub labels: BTreeMap<String, String>,
+    /// How much datasets may take on this machine's disk; `None` for all but what should stay free.
+    pub data_cache_max_bytes: Option<u64>,
     pub pods_max: u32,
     pub log_max_bytes: u64,
     pub log_max_files: u32,
@@ -64,6 +66,7 @@ impl NodeOptions {
             simulated_gpus: 0,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             labels: BTreeMap::new(),
+            data_cache_max_bytes: None,
             pods_max: 500,
             // A burst must not outrun a follower: what is rotated away before it is read is gone.
             log_max_bytes: 64 << 20,

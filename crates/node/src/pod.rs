@@ -15,6 +15,7 @@
 //! processes and files have left the machine.
 
 mod begin;
+mod data;
 mod end;
 mod guarding;
 mod notice;
@@ -47,6 +48,7 @@ use crate::pod_dir::{PodDir, Record};
 use crate::resources::{self, Granted};
 use crate::shim::protocol::ShimStatus;
 use crate::spec::NodeFacts;
+use crate::staging::Stager;
 use crate::status::{Fate, Health, Hold, Resize};
 use crate::vigil;
 use crate::volumes::claims::Bound;
@@ -69,6 +71,7 @@ pub(crate) struct Shared {
     pub(crate) stoke_exe: PathBuf,
     pub(crate) events: Recorder,
     pub(crate) claims: watch::Receiver<Bound>,
+    pub(crate) stager: Stager,
     pub(crate) gpu_source: Arc<dyn GpuSource>,
     pub(crate) ledger: Mutex<Ledger>,
     pub(crate) commons: Arc<Commons>,

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, open, openat2};
 use rustix::io::Errno;
+use stoke_api::names::{DATA_DRIVER, DATA_DRIVER_DATASET};
 
 use crate::pod_dir::{self, Durable, PodDir, PodDirError};
 use crate::quantity;
@@ -64,6 +65,19 @@ impl VolumeError {
 /// Directories of the claims a pod uses, by claim name.
 pub(crate) type ClaimPaths = BTreeMap<String, PathBuf>;
 
+/// Directories that hold the datasets a pod uses, by dataset name.
+pub(crate) type DataPaths = BTreeMap<String, PathBuf>;
+
+/// The dataset that a volume shows, if it is one that nodes fill.
+pub(crate) fn dataset(volume: &Volume) -> Option<&str> {
+    let source = volume
+        .csi
+        .as_ref()
+        .filter(|source| source.driver == DATA_DRIVER)?;
+    let attributes = source.volume_attributes.as_ref()?;
+    attributes.get(DATA_DRIVER_DATASET).map(String::as_str)
+}
+
 /// What a pod's volumes are made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Ingredients<'a> {
@@ -72,6 +86,7 @@ pub(crate) struct Ingredients<'a> {
     pub(crate) node: &'a NodeFacts,
     pub(crate) sources: &'a Sources,
     pub(crate) claims: &'a ClaimPaths,
+    pub(crate) data: &'a DataPaths,
 }
 
 /// Makes everything a pod's containers will be shown.
@@ -263,6 +278,7 @@ fn make(
         node,
         sources,
         claims,
+        data,
     } = of;
     let owner = owner(pod, node);
     let name = &volume.name;
@@ -333,6 +349,12 @@ fn make(
         return Ok(VolumePlace {
             path: path.clone(),
             read_only: source.read_only.unwrap_or(false),
+        });
+    }
+    if let Some(path) = dataset(volume).and_then(|name| data.get(name)) {
+        return Ok(VolumePlace {
+            path: path.clone(),
+            read_only: true,
         });
     }
     Err(spec_error(SpecError::Unsupported(
@@ -506,6 +528,7 @@ mod tests {
             node: &facts(),
             sources: &sources(),
             claims,
+            data: &DataPaths::from([("words".to_owned(), root.join("words"))]),
         })?;
         let spec = spec::shim_spec(&pod, &facts(), &sources(), &prepared).expect("a spec");
         prepare_sub_paths(&pod, &prepared, &spec)?;

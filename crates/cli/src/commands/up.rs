@@ -6,6 +6,8 @@ mod listen;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+use stoke_api::Bytes;
+
 use crate::data_dir::{DataDir, EngineRecord};
 use crate::engine::{self, EngineOptions};
 use crate::failure::{Exit, Failure};
@@ -33,6 +35,9 @@ pub struct Args {
     /// Simulated GPUs to add, always shown as simulated
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
     gpus: u32,
+    /// How much disk the copies of datasets may take, for example 500Gi [default: all but a twentieth of the disk]
+    #[arg(long, value_name = "SIZE")]
+    data_cache: Option<Bytes>,
     /// The background process itself
     #[arg(long, hide = true, conflicts_with = "detach")]
     behind: bool,
@@ -58,6 +63,7 @@ pub fn run(args: Args, data_dir: &DataDir) -> anyhow::Result<ExitCode> {
         data_dir: data_dir.clone(),
         listen: listen::wishes(args.listen, data_dir.record().as_ref()),
         simulated_gpus: args.gpus,
+        data_cache: args.data_cache,
         log: args.behind.then(|| data_dir.log()),
     };
     if args.behind {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod crash;
+mod data;
 mod examples;
 #[path = "../support/failing.rs"]
 mod failing;

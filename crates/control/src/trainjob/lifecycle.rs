@@ -408,6 +408,34 @@ fn a_worker_that_has_ended_is_not_kept_by_its_sidecars() {
 }
 
 #[test]
+fn data_is_waited_for_as_long_as_it_takes_and_the_job_says_how_far_it_is() {
+    let mut stage =
+        stage(json!({"command": ["train"], "datasets": [{"name": "words", "path": "/data"}]}));
+    stage
+        .datasets
+        .push(dataset("words", json!({"uri": "s3://bucket/words"})));
+    assert!(stage.turn("j").starts_with("Starting"));
+    let far = "copying words: 3.1 of 12.0 GiB, 240.0 MiB/s, 38 s left";
+    stage.set_pod("j-1-0", json!({"phase": "Pending", "containerStatuses": [{"name": "worker", "ready": false, "image": "", "imageID": "",
+        "restartCount": 0, "state": {"waiting": {"reason": "StagingDataset", "message": far}}}]}));
+    insta::assert_snapshot!(stage.turn("j"), @"Starting (StartingWorkers) 0/1 failures 0: attempt 1 on n1; rank 0 waits: copying words: 3.1 of 12.0 GiB, 240.0 MiB/s, 38 s left");
+    stage.now = at(7200);
+    insta::assert_snapshot!(stage.turn("j"), @"Starting (StartingWorkers) 0/1 failures 0: attempt 1 on n1; rank 0 waits: copying words: 3.1 of 12.0 GiB, 240.0 MiB/s, 38 s left");
+}
+
+#[test]
+fn an_export_is_not_mounted_on_one_machine() {
+    let mut stage =
+        stage(json!({"command": ["train"], "datasets": [{"name": "words", "path": "/data"}]}));
+    let export = json!({"nfs": {"server": "nas", "path": "/words"}});
+    stage.datasets.push(dataset("words", export));
+    insta::assert_snapshot!(stage.turn("j"), @r"
+    Queued (Misconfigured) 0/1 failures 0: spec.datasets[0]: Dataset words is an NFS export, and nothing is mounted on this machine for a job; mount nas:/words yourself and set uri: file:///WHERE
+      tell Misconfigured: spec.datasets[0]: Dataset words is an NFS export, and nothing is mounted on this machine for a job; mount nas:/words yourself and set uri: file:///WHERE
+    ");
+}
+
+#[test]
 fn a_job_waits_with_its_reason_and_starts_when_that_is_gone() {
     let mut stage = stage(
         json!({"command": ["train"], "gpus": 1, "datasets": [{"name": "words", "path": "/data"}]}),

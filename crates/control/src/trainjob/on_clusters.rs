@@ -78,7 +78,13 @@ fn shapes() -> BTreeMap<&'static str, Pod> {
 fn shape(spec: Value) -> Pod {
     let job = job(spec);
     let claim = Some("images-claim".to_owned());
-    let datasets = BTreeMap::from([("images".to_owned(), DatasetSpec { uri: None, claim })]);
+    let datasets = BTreeMap::from([(
+        "images".to_owned(),
+        DatasetSpec {
+            claim,
+            ..DatasetSpec::default()
+        },
+    )]);
     let config = cluster();
     let blueprint = Blueprint::new(&job, &datasets, &config).expect("a good job");
     let nodes = [node("n1", 8), node("n2", 8)];
@@ -648,6 +654,19 @@ fn whose_checkpoints_a_volume_can_keep_is_said_before_anything_starts() {
     };
     insta::assert_snapshot!(turn(None), @"Queued (Misconfigured) 0/2 failures 0: spec.checkpoint: claim j-checkpoint can be mounted on one node only, and 2 workers may be on several; say accessMode: ReadWriteOnce if only the first needs it, or use a volume that is ReadWriteMany");
     assert!(turn(Some("ReadWriteOnce")).starts_with("Starting"));
+}
+
+#[test]
+fn a_dataset_that_no_node_could_copy_is_told_before_anything_starts() {
+    let spec =
+        json!({"command": ["a"], "image": "a", "datasets": [{"name": "images", "path": "/data"}]});
+    let mut stage = on([node("n1", 0)], spec);
+    let bucket = json!({"uri": "s3://bucket/images", "secret": "keys"});
+    stage.datasets.push(dataset("images", bucket));
+    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Queued (Misconfigured) 0/1 failures 0: spec.datasets[0]: Dataset images is s3://bucket/images, which no node of a cluster can copy yet; put it on a claim or an NFS export that the nodes reach");
+    let export = json!({"nfs": {"server": "nas", "path": "/images"}});
+    stage.datasets = vec![dataset("images", export)];
+    assert!(stage.turn("j").contains("create pod j-1-0 on n1"));
 }
 
 #[test]

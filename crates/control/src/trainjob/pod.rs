@@ -123,6 +123,33 @@ impl<'a> Blueprint<'a> {
             };
             return Err(Misconfigured::new(field, problem));
         }
+        self.check_data()
+    }
+
+    /// Where a dataset can be had differs between the worlds, and nothing starts that would wait for one for ever.
+    fn check_data(&self) -> Result<(), Misconfigured> {
+        for (i, mount) in self.job.spec.datasets.iter().enumerate() {
+            let Some(dataset) = self.datasets.get(&mount.name) else {
+                continue;
+            };
+            let (name, path) = (&mount.name, format!("datasets[{i}]"));
+            match (self.config.home, dataset.staged_uri(), &dataset.nfs) {
+                (Home::Cluster, Some(uri), _) => {
+                    let problem = format!(
+                        "Dataset {name} is {uri}, which no node of a cluster can copy yet; put it on a claim or an NFS export that the nodes reach"
+                    );
+                    return Err(Misconfigured::new(path, problem));
+                }
+                (Home::Machine, _, Some(nfs)) => {
+                    let problem = format!(
+                        "Dataset {name} is an NFS export, and nothing is mounted on this machine for a job; mount {}:{} yourself and set uri: file:///WHERE",
+                        nfs.server, nfs.path
+                    );
+                    return Err(Misconfigured::new(path, problem));
+                }
+                _ => {}
+            }
+        }
         Ok(())
     }
 

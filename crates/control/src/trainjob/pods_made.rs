@@ -24,14 +24,14 @@ fn pods_with(spec: Value, nodes: &[&str], config: &Config, gpus: Gpus) -> Vec<Po
             "words".to_owned(),
             DatasetSpec {
                 uri: Some("file:///srv/words".to_owned()),
-                claim: None,
+                ..DatasetSpec::default()
             },
         ),
         (
             "images".to_owned(),
             DatasetSpec {
-                uri: None,
                 claim: Some("images-claim".to_owned()),
+                ..DatasetSpec::default()
             },
         ),
     ]);

@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::digest::ContainerDigest;
+use stoke_api::names::STAGING_REASON;
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated, may_still_start};
 
@@ -126,6 +127,7 @@ impl<'a> Worker<'a> {
         let (reason, message) = self.wait()?;
         match reason {
             "ContainerCreating" | "PodInitializing" => None,
+            STAGING_REASON => Some(message.to_owned()),
             "ErrImagePull" | "ImagePullBackOff" => {
                 let (_, cause) = message
                     .split_once("ErrImagePull: ")
@@ -134,6 +136,12 @@ impl<'a> Worker<'a> {
             }
             _ => self.waits_for(),
         }
+    }
+
+    /// Its node copies a dataset, and is as far as it says.
+    pub fn is_staging(&self) -> bool {
+        self.wait()
+            .is_some_and(|(reason, _)| reason == STAGING_REASON)
     }
 
     /// Reason and message.
@@ -165,6 +173,7 @@ impl<'a> Worker<'a> {
         let (reason, message) = self.wait().filter(|_| self.stage() == Stage::Waiting)?;
         let provisioning = message.contains("unbound immediate PersistentVolumeClaims");
         match reason {
+            STAGING_REASON => None,
             "Unschedulable" if !provisioning => {
                 let since = self.unscheduled()?.last_transition_time.as_ref();
                 Some((Hold::Unschedulable, since.map(|time| time.0)))

@@ -13,6 +13,7 @@ impl Worker {
         self.resize = None;
         // First, so that whoever reads that the pod has ended finds its room free.
         self.shared.release(&self.uid);
+        self.release_data().await;
         let mut backoff = Backoff::new();
         loop {
             let told = match self.shim.take() {

@@ -18,18 +18,18 @@ use crate::pod_dir::{self, PodDirError};
 use crate::shim::{self, Life, SpawnError};
 use crate::spec::{self, Sources, SpecError};
 use crate::status::Hold;
-use crate::volumes::{self, ClaimPaths, VolumeError};
+use crate::volumes::{self, ClaimPaths, DataPaths, VolumeError};
 
 /// A claim made together with its pod is bound a moment later; that is not worth a complaint.
 const CLAIMS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a pod does not start, for its status and its events.
-struct Problem {
-    reason: &'static str,
-    event: &'static str,
-    message: String,
+pub(super) struct Problem {
+    pub(super) reason: &'static str,
+    pub(super) event: &'static str,
+    pub(super) message: String,
     /// Only a change of the pod itself would help, so there is no use in trying again.
-    is_final: bool,
+    pub(super) is_final: bool,
 }
 
 impl From<SpecError> for Problem {
@@ -106,7 +106,15 @@ impl Worker {
             if self.is_leaving() {
                 return Next::End;
             }
-            let problem = match self.try_start().await {
+            let data = self.stage_data().await;
+            if self.is_leaving() {
+                return Next::End;
+            }
+            let started = match data {
+                Ok(data) => self.try_start(data).await,
+                Err(problem) => Err(problem),
+            };
+            let problem = match started {
                 Ok(()) => {
                     self.hold = None;
                     return Next::Supervise;
@@ -140,7 +148,7 @@ impl Worker {
         }
     }
 
-    async fn try_start(&mut self) -> Result<(), Problem> {
+    async fn try_start(&mut self, data: DataPaths) -> Result<(), Problem> {
         if let Some(what) = spec::unsupported(&self.pod) {
             return Err(SpecError::Unsupported(what).into());
         }
@@ -168,6 +176,7 @@ impl Worker {
                 node,
                 sources: &sources,
                 claims: &claims,
+                data: &data,
             };
             let mut prepared = volumes::prepare(ingredients)?;
             prepared.cgroup = cgroup;

@@ -107,7 +107,8 @@ fn volume(volume: &Volume) -> Option<String> {
         || volume.downward_api.is_some()
         || volume.projected.is_some()
         || volume.host_path.is_some()
-        || volume.persistent_volume_claim.is_some();
+        || volume.persistent_volume_claim.is_some()
+        || crate::volumes::dataset(volume).is_some();
     if known {
         return None;
     }

@@ -31,6 +31,10 @@ pub fn start(data_dir: &DataDir, args: &Args) -> anyhow::Result<EngineRecord> {
             "--data-dir",
         ])
         .arg(data_dir.path())
+        .args(
+            args.data_cache
+                .map(|size| format!("--data-cache={}", size.0)),
+        )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);

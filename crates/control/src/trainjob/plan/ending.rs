@@ -263,7 +263,9 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     if let Some(due) = turn.awaits_nodes(attempt) {
         return (due <= turn.now).then(|| without_nodes(turn, attempt, ranks));
     }
-    if turn.follows_another(attempt, ranks) {
+    // Data takes as long as it takes, and nothing would be faster anew.
+    let is_staging = ranks.iter().flatten().any(Worker::is_staging);
+    if is_staging || turn.follows_another(attempt, ranks) {
         return None;
     }
     let over = |at: Timestamp| at <= turn.now;

@@ -109,6 +109,11 @@ impl Turn<'_> {
                 if let Some(due) = self.awaits_nodes(&attempt) {
                     return self.wake_at(due);
                 }
+                // What is told of data that is copied wakes it.
+                let workers = self.ranks(&attempt);
+                if workers.iter().flatten().any(Worker::is_staging) {
+                    return;
+                }
                 self.wake_at(after(placed, self.config.start_deadline));
                 for worker in self.ranks(&attempt).iter().flatten() {
                     if let Some(at) = ending::given_up_at(worker, &attempt) {

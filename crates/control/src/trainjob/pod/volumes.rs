@@ -4,16 +4,20 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
-    HostPathVolumeSource, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec,
-    ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
+    CSIVolumeSource, Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource,
+    EmptyDirVolumeSource, HostPathVolumeSource, NFSVolumeSource, ObjectFieldSelector,
+    PersistentVolumeClaimVolumeSource, PodSpec, ResourceRequirements, SecretVolumeSource, Volume,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use stoke_api::contract::copies::{KEYS_DIR, KEYS_VOLUME};
 use stoke_api::contract::{
     CHECKPOINT_REQUEST, REQUEST_DIR, REQUEST_VOLUME, STATUS_DIR, STATUS_VOLUME,
 };
-use stoke_api::names::{CHECKPOINT_REQUEST_ANNOTATION, WORKER_BIN_DIR, checkpoint_claim};
+use stoke_api::names::{
+    CHECKPOINT_REQUEST_ANNOTATION, DATA_DRIVER, DATA_DRIVER_DATASET, WORKER_BIN_DIR,
+    checkpoint_claim,
+};
 use stoke_api::{Bytes, DatasetSpec, TrainJob};
 
 use super::worker;
@@ -36,7 +40,7 @@ pub fn add(
     }
     for (i, wanted) in job.spec.datasets.iter().enumerate() {
         if let Some(found) = datasets.get(&wanted.name) {
-            let volume = dataset(&format!("dataset-{i}"), found);
+            let volume = dataset(&format!("dataset-{i}"), &wanted.name, found);
             mount(spec, volume, &wanted.path, true);
         }
     }
@@ -184,17 +188,44 @@ fn claim(name: &str, claim: &str, read_only: bool) -> Volume {
     }
 }
 
-fn dataset(name: &str, dataset: &DatasetSpec) -> Volume {
+fn dataset(name: &str, of: &str, dataset: &DatasetSpec) -> Volume {
+    let volume = Volume {
+        name: name.to_owned(),
+        ..Volume::default()
+    };
     if let Some(found) = &dataset.claim {
         return claim(name, found, true);
     }
+    if let Some(nfs) = &dataset.nfs {
+        return Volume {
+            nfs: Some(NFSVolumeSource {
+                server: nfs.server.clone(),
+                path: nfs.path.clone(),
+                read_only: Some(true),
+            }),
+            ..volume
+        };
+    }
+    if dataset.staged_uri().is_some() {
+        return Volume {
+            csi: Some(CSIVolumeSource {
+                driver: DATA_DRIVER.to_owned(),
+                read_only: Some(true),
+                volume_attributes: Some(BTreeMap::from([(
+                    DATA_DRIVER_DATASET.to_owned(),
+                    of.to_owned(),
+                )])),
+                ..CSIVolumeSource::default()
+            }),
+            ..volume
+        };
+    }
     let uri = dataset.uri.as_deref().unwrap_or_default();
     Volume {
-        name: name.to_owned(),
         host_path: Some(HostPathVolumeSource {
             path: uri.strip_prefix("file://").unwrap_or(uri).to_owned(),
             type_: Some("Directory".to_owned()),
         }),
-        ..Volume::default()
+        ..volume
     }
 }

@@ -88,6 +88,7 @@ fn scene(annotations: &Value) -> Scene {
         pods_dir: root.path().to_owned(),
         secrets_dir: None,
         stoke_exe: "stoke".into(),
+        stager: crate::staging::Stager::new(root.path().join("data"), None),
         claims: watch::channel(Bound::new()).1,
         gpu_source: Arc::new(Machine::detect(0)),
         ledger: Mutex::new(ledger),
