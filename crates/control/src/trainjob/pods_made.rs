@@ -313,9 +313,17 @@ fn only_the_first_worker_gets_the_keys_to_where_copies_go_and_as_files() {
         ..Config::cluster()
     };
     let upload = json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": "http://s3:9000"});
-    insta::assert_snapshot!(made(upload, &config()), @"");
+    insta::assert_snapshot!(made(upload, &config()), @"
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 --keep=2 --upload=s3://bucket/runs --upload-place=default/j-uid --upload-endpoint=http://s3:9000 --upload-keys=/run/stokehold/upload --grace=60 -- train
+      keys at /run/stokehold/upload as 400
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 --keep=2 -- train
+    ");
     let upload = json!({"uri": "gs://bucket", "secret": "keys", "name": "gpt"});
-    insta::assert_snapshot!(made(upload, &cluster), @"");
+    insta::assert_snapshot!(made(upload, &cluster), @"
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 --keep=2 --upload=gs://bucket --upload-place=default/gpt --upload-shared --upload-keys=/run/stokehold/upload --grace=60 -- train
+      keys at /run/stokehold/upload as 444
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 --keep=2 -- train
+    ");
 }
 
 #[test]
