@@ -14,7 +14,7 @@ static_flags = RUSTFLAGS="-C target-feature=+crt-static"
 static_dir = $(or $(CARGO_TARGET_DIR),target)/$(target_triple)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-on-testbed build static image install lint bench bench-replay bench-memory bench-kube kube-up kube-down kube-image kube-check
+.PHONY: help demo test test-on-testbed build static image install lint bench bench-replay bench-memory bench-data bench-kube kube-up kube-down kube-image kube-check
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench-replay: ## the public placement traces against every policy; one JSON line
 
 bench-memory: ## leaks found and jobs saved, next to the usual rules; one JSON line per figure
 	@$(CARGO) bench --locked --quiet --package stoke-memory
+
+bench-data: ## staging from a real S3 server next to a plain parallel copy; one JSON line per figure
+	@$(CARGO) bench --locked --quiet --package stoke-data --bench staging
 
 bench-kube: ## the operator at scale, on a control plane of its own, next to a bare client; one JSON line per figure
 	@$(CARGO) bench --locked --quiet --package stoke-cli --bench scale

@@ -14,6 +14,8 @@ pub enum ConditionType {
     MemoryAtRisk,
     /// Much work is in no checkpoint.
     WorkAtRisk,
+    /// Its checkpoints do not get to the object store.
+    UploadFailing,
     /// Of a Queue: jobs may start from it.
     Usable,
 }
@@ -29,6 +31,7 @@ impl ConditionType {
             Self::Failed => "Failed",
             Self::MemoryAtRisk => "MemoryAtRisk",
             Self::WorkAtRisk => "WorkAtRisk",
+            Self::UploadFailing => "UploadFailing",
             Self::Usable => "Usable",
         }
     }

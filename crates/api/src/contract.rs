@@ -5,6 +5,7 @@
 //! someone wants a checkpoint soon, and a new text in it is a new request. What it writes then, and who may, is in [`checkpoints`].
 
 pub mod checkpoints;
+pub mod copies;
 
 use serde::{Deserialize, Serialize};
 

@@ -49,6 +49,10 @@ pub enum Reason {
     CheckpointOverdue,
     /// Its work is in a checkpoint again.
     CheckpointWritten,
+    /// Copies of its checkpoints do not get to the object store.
+    UploadFailed,
+    /// They do again.
+    UploadWorks,
     StoppingWorkers,
     Suspended,
     Resumed,

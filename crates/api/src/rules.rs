@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::names::{ANY_GPU_TYPE, JOB_NAME_LENGTH_MAX};
 use crate::quantity::{Bytes, GpuRequest, Span};
-use crate::trainjob::{Memory, Qos, Spot};
+use crate::trainjob::{Memory, Qos, Spot, Upload};
 use crate::{Dataset, Queue, TrainJob};
 
 /// A rule that an object broke, at the field a person should change.
@@ -276,6 +276,24 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
         },
     },
     Rule {
+        path: "spec.checkpoint.upload.uri",
+        cel: "!has(self.spec.checkpoint) || !has(self.spec.checkpoint.upload) || !self.spec.checkpoint.upload.uri.matches('(^|/)[.][.]?(/|$)')",
+        message: "a uri must not contain a part '.' or '..'",
+        holds: |job, _| {
+            upload(job)
+                .is_none_or(|upload| !upload.uri.split('/').any(|part| matches!(part, "." | "..")))
+        },
+    },
+    Rule {
+        path: "spec.checkpoint.upload.endpoint",
+        cel: "!has(self.spec.checkpoint) || !has(self.spec.checkpoint.upload) || !has(self.spec.checkpoint.upload.endpoint) || !self.spec.checkpoint.upload.uri.startsWith('file:')",
+        message: "a directory has no server: leave endpoint out, or give uri another scheme",
+        holds: |job, _| {
+            upload(job)
+                .is_none_or(|upload| upload.endpoint.is_none() || !upload.uri.starts_with("file:"))
+        },
+    },
+    Rule {
         path: "spec.maxDuration",
         cel: "!has(self.spec.maxDuration) || self.spec.maxDuration.matches('[1-9]')",
         message: "maxDuration must be longer than nothing",
@@ -379,6 +397,10 @@ pub const DATASET: &[Rule<Dataset>] = &[
         holds: |dataset, _| dataset.spec.uri.as_deref().is_none_or(|uri| !climbs(uri)),
     },
 ];
+
+fn upload(job: &TrainJob) -> Option<&Upload> {
+    job.spec.checkpoint.as_ref()?.upload.as_ref()
+}
 
 fn memory(job: &TrainJob) -> Option<&Memory> {
     job.spec.memory.as_ref()

@@ -362,6 +362,36 @@ pub struct Checkpoint {
     /// `STOKE_CHECKPOINT_REQUEST`. Absent: none is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<CheckpointSignal>,
+    /// An object store that gets a copy of the newest, and that it is brought back from when the volume is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upload: Option<Upload>,
+}
+
+/// Where copies of checkpoints go.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+pub struct Upload {
+    /// `s3://bucket/path`, `gs://bucket/path`, `az://container/path`, or `file:///path` as the first worker sees it.
+    #[schemars(
+        length(min = 1, max = 2048),
+        regex(pattern = r"^(s3|gs|az)://[^/@?#]+(/[^?#]*)?$|^file:///[^?#]*$")
+    )]
+    pub uri: String,
+    /// A Secret in the job's namespace with the keys to it. Absent: requests are not signed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub secret: Option<String>,
+    /// The server of an S3-compatible store: `https://minio.example.com:9000`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048), regex(pattern = r"^https?://[^/@?#]+/?$"))]
+    pub endpoint: Option<String>,
+    /// What the copies go under. Jobs of a namespace that give the same name go on from each other's copies. Absent: the job's own, which
+    /// no other job has, not even one of the same name that is made later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 100),
+        regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+    )]
+    pub name: Option<String>,
 }
 
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]

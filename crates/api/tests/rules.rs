@@ -268,6 +268,27 @@ fn cases() -> Vec<Case> {
             &["spec.checkpoint.path"],
         ),
         case(
+            "copies of checkpoints that climb",
+            job(
+                json!({"checkpoint": {"path": "/c", "size": "1Gi", "upload": {"uri": "s3://b/a/../c"}}}),
+            ),
+            &["spec.checkpoint.upload.uri"],
+        ),
+        case(
+            "copies of checkpoints in a directory of a server",
+            job(
+                json!({"checkpoint": {"path": "/c", "size": "1Gi", "upload": {"uri": "file:///c", "endpoint": "http://s:9000"}}}),
+            ),
+            &["spec.checkpoint.upload.endpoint"],
+        ),
+        case(
+            "copies of checkpoints",
+            job(
+                json!({"checkpoint": {"path": "/c", "size": "1Gi", "upload": {"uri": "s3://b/a", "endpoint": "http://s:9000", "secret": "s", "name": "n"}}}),
+            ),
+            &[],
+        ),
+        case(
             "checkpoint over a dataset",
             job(
                 json!({"checkpoint": {"path": "/d", "size": "1Gi"}, "datasets": [{"name": "a", "path": "/d"}]}),

@@ -71,7 +71,9 @@ pub(crate) fn whole(blocks: &[Digest]) -> FileDigest {
         [one] => *one,
         many => {
             let mut hasher = Hasher::new();
-            many.iter().for_each(|block| hasher.update(&block.0));
+            for block in many {
+                hasher.update(&block.0);
+            }
             hasher.finish()
         }
     };

@@ -234,7 +234,7 @@ impl Cache {
             return Ok(staged);
         }
         let _lock = disk::wait_for_lock(&self.lock_of(&staged.version), || {
-            progress.enter(Stage::Waiting)
+            progress.enter(Stage::Waiting);
         })
         .await?;
         progress.begin(

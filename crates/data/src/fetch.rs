@@ -15,6 +15,9 @@ use crate::progress::Progress;
 use crate::retry::{Patience, Verdict, failure, judge};
 use crate::source::Remote;
 
+/// So often a block that comes only in part is a sign of life, and no more: something cuts it off each time.
+const ROUNDS_MAX: u32 = 30;
+
 enum Fault {
     Store(object_store::Error),
     Disk(io::Error),
@@ -31,7 +34,7 @@ impl From<object_store::Error> for Fault {
 pub(crate) async fn fetch(
     remote: &Remote,
     unit: &Unit,
-    file: &File,
+    (file, path): (&File, &std::path::Path),
     patience: &Patience,
     progress: &Progress,
 ) -> Result<Digest, DataError> {
@@ -43,7 +46,7 @@ pub(crate) async fn fetch(
         })?,
         None => remote.at(&entry.path)?,
     };
-    let mut tries = 0;
+    let (mut tries, mut rounds) = (0, 0);
     loop {
         let mut written = 0;
         let error = match attempt(remote, &key, unit, file, progress, &mut written).await {
@@ -51,17 +54,12 @@ pub(crate) async fn fetch(
                 patience.good();
                 return Ok(digest);
             }
-            Err(Fault::Disk(error)) => {
-                return Err(DataError::disk(
-                    "write",
-                    std::path::Path::new(&entry.path),
-                    &error,
-                ));
-            }
+            Err(Fault::Disk(error)) => return Err(DataError::disk("write", path, &error)),
             Err(Fault::Store(error)) => error,
         };
         progress.undone(written);
-        if written > 0 {
+        rounds += 1;
+        if written > 0 && rounds < ROUNDS_MAX {
             patience.good();
             tries = 0;
         }

@@ -128,7 +128,14 @@ async fn one(work: &Work, unit: Unit, made: &mut PathBuf) -> Result<(), DataErro
     } else {
         let mut tries = 0;
         let digest = loop {
-            let digest = fetch(&work.remote, &unit, &file, &work.patience, &work.progress).await?;
+            let digest = fetch(
+                &work.remote,
+                &unit,
+                (&file, &path),
+                &work.patience,
+                &work.progress,
+            )
+            .await?;
             if !work.strict || recorded.is_none_or(|recorded| recorded == digest) {
                 break digest;
             }

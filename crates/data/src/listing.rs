@@ -113,7 +113,7 @@ pub(crate) async fn list(
             Ok(listed) => return Ok(listed),
             Err(Trouble::Final(error)) => return Err(error),
             Err(Trouble::Store(error)) if judge(&error) == Verdict::Again => {
-                patience.again(tries, remote, &error).await?
+                patience.again(tries, remote, &error).await?;
             }
             Err(Trouble::Store(error)) => return Err(failure(remote, &error)),
         }
@@ -415,7 +415,9 @@ mod tests {
 
     fn version(entries: &[Entry]) -> String {
         let mut tally = Tally::default();
-        entries.iter().for_each(|entry| tally.add(entry));
+        for entry in entries {
+            tally.add(entry);
+        }
         tally.summary("s3://a/b").version
     }
 

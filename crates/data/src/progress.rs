@@ -150,12 +150,12 @@ fn told(done: u64, total: u64, rate: f64) -> String {
     } else {
         format!("{:.1}", done as f64 / unit_bytes)
     };
-    let mut text = format!("{done_text} of {total_text}");
-    if rate >= 1.0 {
-        let left = (total - done) as f64 / rate;
-        text += &format!(", {}/s, {} left", amount(rate as u64), span(left));
+    let far = format!("{done_text} of {total_text}");
+    if rate < 1.0 {
+        return far;
     }
-    text
+    let left = (total - done) as f64 / rate;
+    format!("{far}, {}/s, {} left", amount(rate as u64), span(left))
 }
 
 fn unit(bytes: u64) -> (f64, &'static str) {

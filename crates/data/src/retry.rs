@@ -139,7 +139,7 @@ impl Patience {
         }
         tracing::debug!(uri = remote.uri(), tries, why, "trying again");
         let pause = PAUSE_FIRST.saturating_mul(1 << tries.min(6)).min(PAUSE_MAX);
-        tokio::time::sleep(pause.min(self.most - silent)).await;
+        tokio::time::sleep(pause.min(self.most.saturating_sub(silent))).await;
         Ok(())
     }
 }

@@ -103,19 +103,16 @@ mod tests {
         ) {
             let all: Vec<Kept> = versions.iter().enumerate().map(|(i, (bytes, used, pinned))| kept(&i.to_string(), *bytes, *used, *pinned)).collect();
             let total: u64 = all.iter().map(|kept| kept.bytes).sum();
-            match make_room(&all, needed, limit) {
-                Ok(gone) => {
-                    prop_assert!(gone.iter().all(|kept| !kept.pinned));
-                    let freed: u64 = gone.iter().map(|kept| kept.bytes).sum();
-                    prop_assert!(total - freed + needed <= limit);
-                    if let Some(last) = gone.last() {
-                        prop_assert!(total - (freed - last.bytes) + needed > limit);
-                    }
+            if let Ok(gone) = make_room(&all, needed, limit) {
+                prop_assert!(gone.iter().all(|kept| !kept.pinned));
+                let freed: u64 = gone.iter().map(|kept| kept.bytes).sum();
+                prop_assert!(total - freed + needed <= limit);
+                if let Some(last) = gone.last() {
+                    prop_assert!(total - (freed - last.bytes) + needed > limit);
                 }
-                Err(_) => {
-                    let pinned: u64 = all.iter().filter(|kept| kept.pinned).map(|kept| kept.bytes).sum();
-                    prop_assert!(pinned + needed > limit);
-                }
+            } else {
+                let pinned: u64 = all.iter().filter(|kept| kept.pinned).map(|kept| kept.bytes).sum();
+                prop_assert!(pinned + needed > limit);
             }
         }
     }

@@ -381,7 +381,7 @@ pub(crate) async fn persist<T, F: Future<Output = object_store::Result<T>>>(
                 return Ok(answer);
             }
             Err(error) if judge(&error) == Verdict::Again => {
-                patience.again(tries, to, &error).await?
+                patience.again(tries, to, &error).await?;
             }
             Err(error) => return Err(failure(to, &error)),
         }

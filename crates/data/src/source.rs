@@ -210,7 +210,7 @@ impl Remote {
         let store =
             LocalFileSystem::new_with_prefix(root).map_err(|error| broken(error.to_string()))?;
         Ok(Self {
-            store: Arc::new(store.with_fsync(true)),
+            store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)),
             parts: None,
             prefix,
             scheme: Scheme::File,
@@ -332,7 +332,7 @@ fn gs(
 ) -> Result<impl ObjectStore + MultipartStore, String> {
     let mut builder = GoogleCloudStorageBuilder::new();
     configure(keys, |key: GoogleConfigKey, value| {
-        builder = std::mem::take(&mut builder).with_config(key, value)
+        builder = std::mem::take(&mut builder).with_config(key, value);
     })?;
     if let Some(endpoint) = endpoint {
         builder = builder.with_base_url(endpoint);
@@ -353,7 +353,7 @@ fn az(
 ) -> Result<impl ObjectStore + MultipartStore, String> {
     let mut builder = MicrosoftAzureBuilder::new();
     configure(keys, |key: AzureConfigKey, value| {
-        builder = std::mem::take(&mut builder).with_config(key, value)
+        builder = std::mem::take(&mut builder).with_config(key, value);
     })?;
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint.to_owned());

@@ -10,10 +10,14 @@
 //!
 //! Invariant: a signal goes only to processes that have a handler for it, for it would end any other; and once a request.
 
+mod carrier;
+mod copies;
 mod fence;
 mod keeper;
+mod outbox;
 mod shelf;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
@@ -30,6 +34,8 @@ use stoke_api::names::env::RESUME_FROM;
 use stoke_api::trainjob::CheckpointSignal;
 
 use crate::shim::processes::{children, descendants};
+pub use carrier::carry;
+pub use copies::Upload;
 pub use fence::Place;
 use keeper::Keeper;
 
@@ -72,8 +78,20 @@ const PASSED_BY: [&str; 22] = [
 /// Becomes the command, with a watcher beside it that `watcher` is the command line of. With a place, only once no other attempt can write
 /// there. Returns only if that failed.
 pub fn start(watcher: &mut Command, command: &[String], place: Option<&Place>) -> ExitCode {
+    match prepare(watcher, command, place) {
+        Ok((mut becoming, _)) => cannot_run(&becoming.exec(), command),
+        Err(code) => code,
+    }
+}
+
+/// The same, up to where it would become the command: for whoever stays beside it. Gives the command and the watcher's process.
+pub fn prepare(
+    watcher: &mut Command,
+    command: &[String],
+    place: Option<&Place>,
+) -> Result<(Command, Option<u32>), ExitCode> {
     let Some((program, arguments)) = command.split_first() else {
-        return failed("there is no command to run", 126);
+        return Err(failed("there is no command to run", 126));
     };
     let mut becoming = Command::new(program);
     becoming.args(arguments);
@@ -87,7 +105,7 @@ pub fn start(watcher: &mut Command, command: &[String], place: Option<&Place>) -
                 // The watcher and the command inherit it, and whatever they start.
                 std::mem::forget(entered.lock);
             }
-            Err(refusal) => return failed(&refusal.to_string(), refusal.exit_code()),
+            Err(refusal) => return Err(failed(&refusal.to_string(), refusal.exit_code())),
         }
     }
     let spawned = watcher
@@ -96,16 +114,37 @@ pub fn start(watcher: &mut Command, command: &[String], place: Option<&Place>) -
         // What is sent to the whole group of the program is not meant for it.
         .process_group(0)
         .spawn();
-    if let Err(error) = spawned {
+    let watching = spawned.map(|watcher| watcher.id());
+    if let Err(error) = &watching {
         // The file tells the same as a signal, and the lock is held: the program is no worse off than one that nobody watches.
         say(format!("nobody watches over its checkpoints: {error}"));
     }
-    let error = becoming.exec();
+    Ok((becoming, watching.ok()))
+}
+
+/// Says why the command could not be run.
+pub fn cannot_run(error: &io::Error, command: &[String]) -> ExitCode {
     let code = match error.kind() {
         io::ErrorKind::NotFound => 127,
         _ => 126,
     };
+    let program = command.first().map(String::as_str).unwrap_or_default();
     failed(&format!("cannot run {program}: {error}"), code)
+}
+
+/// Ends what is left of a program that is over: all below this process but `spared` and what those started.
+pub fn end_rest(spared: &[u32]) {
+    let own = getpid().as_raw_nonzero().get().unsigned_abs();
+    let kept: BTreeSet<u32> = spared
+        .iter()
+        .copied()
+        .chain(spared.iter().flat_map(|pid| descendants(*pid)))
+        .collect();
+    for pid in descendants(own).difference(&kept) {
+        if let Some(pid) = Pid::from_raw(*pid as i32) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
 }
 
 fn failed(why: &str, code: u8) -> ExitCode {

@@ -135,6 +135,12 @@ pub async fn tell_warm(client: &Client, node: &str, cache: &Cache) {
     }
 }
 
+/// A copy that is on its way.
+pub(crate) struct Begun {
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) work: JoinHandle<Result<Staged, DataError>>,
+}
+
 /// The cache of a node, and who copies into it.
 pub(crate) struct Stager {
     dir: PathBuf,
@@ -188,7 +194,7 @@ impl Stager {
         remote: Remote,
         name: String,
         uid: String,
-    ) -> Result<(Arc<Progress>, JoinHandle<Result<Staged, DataError>>), DataError> {
+    ) -> Result<Begun, DataError> {
         let cache = self.cache()?;
         let progress = Arc::new(Progress::default());
         {
@@ -224,7 +230,10 @@ impl Stager {
         let handle = handle.ok_or(DataError::Busy {
             path: self.dir.clone(),
         })?;
-        Ok((progress, handle))
+        Ok(Begun {
+            progress,
+            work: handle,
+        })
     }
 
     /// Whose counters tell how far it is: of several that want the same, one copies and the others wait for it.

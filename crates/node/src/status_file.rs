@@ -6,11 +6,21 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
 use stoke_api::contract::checkpoints::{SAVED, SAVED_LENGTH_MAX, Saved};
+use stoke_api::contract::copies::{CARRIED, CARRIED_LENGTH_MAX, Carried};
 use stoke_api::contract::{JobStatus, STATUS, STATUS_LENGTH_MAX};
 
 /// Reads the status file in a volume of the pod's, and what is told there of its checkpoints.
 pub(crate) fn read(volume: &Path) -> Option<JobStatus> {
     let saved = text(volume, SAVED, SAVED_LENGTH_MAX).and_then(|text| Saved::parse(&text));
+    let carried = |saved: Saved| {
+        let told = text(volume, CARRIED, CARRIED_LENGTH_MAX);
+        let carried = told.and_then(|text| Carried::parse(&text));
+        Saved {
+            carried: carried.unwrap_or_default(),
+            ..saved
+        }
+    };
+    let saved = saved.map(carried);
     let said = text(volume, STATUS, STATUS_LENGTH_MAX).and_then(|text| JobStatus::parse(&text));
     (said.is_some() || saved.is_some()).then(|| JobStatus {
         saved,
@@ -65,6 +75,11 @@ mod tests {
         let both = read(&volume).expect("both");
         assert_eq!(both.saved.and_then(|saved| saved.step), Some(6));
         assert_eq!(both.step, Some(7));
+        let carried = volume.join(CARRIED);
+        fs::write(&carried, r#"{"uploadProblem": "no answer"}"#).expect("written");
+        let told = read(&volume).and_then(|both| both.saved?.carried.upload_problem);
+        assert_eq!(told.as_deref(), Some("no answer"));
+        fs::remove_file(&carried).expect("removed");
         fs::remove_file(&saved).expect("removed");
 
         let lines: Vec<String> = (0..100_000)

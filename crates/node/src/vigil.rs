@@ -44,6 +44,8 @@ struct Saves {
     step: Option<u64>,
     /// The same from what watches over its checkpoints, which knows better.
     seen: Option<Saved>,
+    /// What became of its copies has not been told.
+    has_more: bool,
     /// When it was seen to be another.
     at: Option<Duration>,
     /// Which one was told last, and when.
@@ -100,9 +102,16 @@ impl Vigil {
     /// What the program says, without a look.
     pub(crate) fn hear(&mut self, at: Duration, said: &JobStatus) {
         let is_first = !std::mem::replace(&mut self.saves.has_begun, true);
-        if said.saved.is_some() && said.saved != self.saves.seen {
-            self.saves.seen.clone_from(&said.saved);
-            self.saves.at = Some(at);
+        if let Some(saved) = &said.saved
+            && Some(saved) != self.saves.seen.as_ref()
+        {
+            let known = self.saves.seen.replace(saved.clone());
+            if known.is_some_and(|known| known.is_same(saved)) {
+                // Something became of its copies.
+                self.saves.has_more = true;
+            } else {
+                self.saves.at = Some(at);
+            }
         }
         if self.saves.seen.is_some() {
             return;
@@ -131,12 +140,15 @@ impl Vigil {
         } else {
             SAVES_PAUSE
         };
-        let is_told =
-            |(told, when): (Duration, Duration)| told == saved || at.saturating_sub(when) < pause;
+        let has_more = self.saves.has_more;
+        let is_told = |(told, when): (Duration, Duration)| {
+            (told == saved && !has_more) || at.saturating_sub(when) < pause
+        };
         if self.saves.told.is_some_and(is_told) {
             return None;
         }
         self.saves.told = Some((saved, at));
+        self.saves.has_more = false;
         Some(at.saturating_sub(saved))
     }
 

@@ -9,6 +9,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::copies::Carried;
+
 /// The file that makes a directory a checkpoint. It is written last.
 pub const MARKER: &str = "complete";
 /// As much of a marker as is read.
@@ -26,6 +28,8 @@ pub const SAVED_LENGTH_MAX: usize = 4096;
 pub const EXIT_FENCED: u8 = 83;
 /// The same where checkpoints cannot be kept: the volume is not there, is full or cannot be written.
 pub const EXIT_NO_VOLUME: u8 = 84;
+/// The same where its checkpoints may lie elsewhere, and nobody could be asked.
+pub const EXIT_NO_COPIES: u8 = 85;
 
 /// A name that is being written begins and ends like this.
 const WRITING: &str = ".writing";
@@ -79,7 +83,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Newer is greater: by what was trained, and not by when.
-    fn age(&self) -> (Option<u64>, u32, &str) {
+    pub(super) fn age(&self) -> (Option<u64>, u32, &str) {
         (self.step, self.attempt, &self.name)
     }
 }
@@ -300,12 +304,24 @@ pub struct Saved {
     /// How long it took to write, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub millis: Option<u64>,
+    /// The newest of which there is a copy elsewhere, and what keeps the next from getting there.
+    #[serde(flatten)]
+    pub carried: Carried,
 }
 
 /// The longest name that is told.
 const NAME_LENGTH_MAX: usize = 255;
 
 impl Saved {
+    /// The same checkpoint, whatever became of its copies.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let alone = |saved: &Self| Self {
+            carried: Carried::default(),
+            ..saved.clone()
+        };
+        alone(self) == alone(other)
+    }
+
     /// Nonsense tells nothing.
     pub fn parse(text: &str) -> Option<Self> {
         let said: Self = serde_json::from_str(text).ok()?;
@@ -525,6 +541,7 @@ mod tests {
             at: "2027-01-15T08:00:00Z".to_owned(),
             bytes: 10,
             millis: Some(250),
+            carried: Carried::default(),
         };
         let text = serde_json::to_string(&saved).expect("JSON");
         assert_eq!(Saved::parse(&text), Some(saved));

@@ -113,11 +113,34 @@ pub struct SavedCheckpoint {
     /// How long it took to write, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
+    /// The newest of which there is a complete copy in the object store, where the job wants copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uploaded: Option<UploadedCheckpoint>,
+    /// Why the next copy is not there yet, where something is wrong. The training goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upload_problem: Option<String>,
+}
+
+/// A complete copy of a checkpoint.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct UploadedCheckpoint {
+    /// The step that it goes on from.
+    pub step: u64,
+    /// When all of it had arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
 }
 
 impl From<&Saved> for SavedCheckpoint {
     fn from(saved: &Saved) -> Self {
+        let uploaded = saved.carried.uploaded.as_ref();
         Self {
+            uploaded: uploaded.map(|uploaded| UploadedCheckpoint {
+                step: uploaded.step,
+                at: uploaded.at.parse().ok().map(Time),
+            }),
+            upload_problem: saved.carried.upload_problem.clone(),
             name: saved.name.clone(),
             step: saved.step,
             at: saved.at.parse().ok().map(Time),

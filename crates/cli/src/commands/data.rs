@@ -392,6 +392,11 @@ mod tests {
             ),
             dataset("words", json!({"claim": "words"}), json!({})),
         ];
-        insta::assert_snapshot!(table(&all), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&table(&all)).to_string(), @r"
+        NAME       SOURCE                 SIZE     FILES     WARM ON   LAST TROUBLE
+        imagenet   s3://bucket/imagenet   12 GiB   1281167   here      -
+        lost       gs://bucket/x          -        -         -         gs://bucket/x: the server answers 403
+        words      claim words            -        -         -         -
+        ");
     }
 }

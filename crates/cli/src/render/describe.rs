@@ -207,12 +207,17 @@ fn saved(status: &TrainJobStatus, now: Timestamp) -> String {
     };
     let seconds = saved.seconds.map(|seconds| format!("in {seconds:.1} s"));
     let step = saved.step.map(|step| format!("step {step}"));
+    let copied = saved
+        .uploaded
+        .as_ref()
+        .map(|copy| format!("copied up to step {}", copy.step));
     let parts = [
         Some(saved.name.clone()),
         step,
         Some(Bytes(saved.bytes).human()),
         seconds,
         age,
+        copied,
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     parts.join(", ")

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod crash;
+mod data;
 mod examples;
 #[path = "../support/failing.rs"]
 mod failing;
@@ -18,6 +19,9 @@ mod memory_guard;
 #[path = "../support/random.rs"]
 mod random;
 mod recovering;
+#[path = "../support/s3.rs"]
+mod s3;
 mod scheduling;
 mod support;
+mod uploading;
 mod worlds;

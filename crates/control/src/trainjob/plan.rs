@@ -21,6 +21,7 @@ mod restarting;
 mod risk;
 mod telling;
 mod unsaved;
+mod uploading;
 mod waiting;
 
 use std::collections::BTreeMap;

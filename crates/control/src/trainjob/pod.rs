@@ -15,12 +15,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, PodTemplateSpec};
 use kube::Resource as _;
 use kube::api::ObjectMeta;
-use stoke_api::contract::{self, MemoryTerms};
+use stoke_api::contract::{self, MemoryTerms, copies};
 use stoke_api::names::{
     ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, HUNG_AFTER_ANNOTATION, JOB_LABEL,
     MEMORY_TERMS_ANNOTATION, RANK_LABEL, env, host_name, pod_name, priority_class,
 };
-use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning};
+use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning, Upload};
 use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
 use stoke_sched::{Snapshot, Topology};
 
@@ -114,6 +114,9 @@ impl<'a> Blueprint<'a> {
             let (field, problem) = if self.job.spec.framework == Framework::Mpi {
                 let problem = "MPI workers get their launcher from the operator's own image, and it was started without --image";
                 ("framework", problem)
+            } else if self.upload().is_some() {
+                let problem = "workers get what sends copies from the operator's own image, and it was started without --image";
+                ("checkpoint.upload", problem)
             } else {
                 let problem = "workers get what signals them from the operator's own image, and it was started without --image";
                 ("checkpoint.signal", problem)
@@ -164,7 +167,33 @@ impl<'a> Blueprint<'a> {
         };
         let can_be = self.config.home == Home::Machine
             || (self.config.image.is_some() && !self.command().is_empty());
-        can_be || checkpoint.signal.is_some()
+        can_be || checkpoint.signal.is_some() || checkpoint.upload.is_some()
+    }
+
+    fn upload(&self) -> Option<&'a Upload> {
+        self.job.spec.checkpoint.as_ref()?.upload.as_ref()
+    }
+
+    /// What the first worker is told of where copies go. Of the keys, where they lie.
+    fn copying(&self, upload: &Upload) -> Vec<String> {
+        let job = self.job;
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let name = upload.name.as_deref();
+        let place = copies::place(job.namespace(), job.name(), uid, name);
+        let mut words = vec![
+            format!("--upload={}", upload.uri),
+            format!("--upload-place={place}"),
+        ];
+        words.extend(name.map(|_| "--upload-shared".to_owned()));
+        let endpoint = upload.endpoint.iter();
+        words.extend(endpoint.map(|endpoint| format!("--upload-endpoint={endpoint}")));
+        let secret = upload.secret.iter();
+        words.extend(secret.map(|_| format!("--upload-keys={}", copies::KEYS_DIR)));
+        words.push(format!(
+            "--grace={}",
+            grace(self.job, self.config).as_secs()
+        ));
+        words
     }
 
     /// Whether this worker has the volume that checkpoints are kept in.
@@ -192,6 +221,10 @@ impl<'a> Blueprint<'a> {
         else {
             return Ok(command);
         };
+        if command.is_empty() && checkpoint.upload.is_some() {
+            let problem = "say what to run: nobody here knows the image's own command, and copies are sent from beside it";
+            return Err(Misconfigured::new("command", problem));
+        }
         if command.is_empty() && checkpoint.signal.is_none() {
             return Ok(command);
         }
@@ -212,6 +245,9 @@ impl<'a> Blueprint<'a> {
                 format!("--rank={rank}"),
             ]);
             heed.extend(checkpoint.keep.map(|keep| format!("--keep={keep}")));
+            if let Some(upload) = self.upload().filter(|_| rank == 0) {
+                heed.extend(self.copying(upload));
+            }
         } else if checkpoint.signal.is_none() {
             return Ok(command);
         }
@@ -332,6 +368,11 @@ impl<'a> Blueprint<'a> {
             has_checkpoints,
             size.memory.limit,
         );
+        if let Some(secret) = self.upload().and_then(|upload| upload.secret.as_deref())
+            && rank == 0
+        {
+            volumes::add_keys(&mut spec, secret, self.config.home);
+        }
         tuning::apply(&mut spec, &size, self.config.home);
         self.fill_spec(&mut spec, rank);
         match attempt.nodes.get(rank as usize) {

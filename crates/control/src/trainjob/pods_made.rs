@@ -285,6 +285,48 @@ fn the_volume_of_checkpoints_goes_with_its_job_unless_it_is_kept() {
 }
 
 #[test]
+fn only_the_first_worker_gets_the_keys_to_where_copies_go_and_as_files() {
+    let made = |upload: serde_json::Value, config: &Config| {
+        let spec = json!({"workers": 2, "command": ["train"], "image": "a", "checkpoint": {"path": "/c", "keep": 2, "upload": upload}});
+        let told = pods(spec, &["a", "b"], config).into_iter().map(|pod| {
+            let mut spec = pod.spec.expect("a spec");
+            let worker = spec.containers.remove(0);
+            let volumes = spec.volumes.unwrap_or_default().into_iter();
+            let secrets = volumes.filter_map(|volume| {
+                let secret = volume.secret?;
+                let mut mounts = worker.volume_mounts.iter().flatten();
+                let mount = mounts.find(|mount| mount.name == volume.name)?;
+                let mode = secret.default_mode.unwrap_or_default();
+                Some(format!(
+                    "\n  {} at {} as {mode:o}",
+                    secret.secret_name.unwrap_or_default(),
+                    mount.mount_path
+                ))
+            });
+            let secrets: String = secrets.collect();
+            format!("{}{secrets}", worker.command.expect("a command").join(" "))
+        });
+        told.collect::<Vec<_>>().join("\n")
+    };
+    let cluster = Config {
+        image: Some("stoke:1".to_owned()),
+        ..Config::cluster()
+    };
+    let upload = json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": "http://s3:9000"});
+    insta::assert_snapshot!(made(upload, &config()), @"
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 --keep=2 --upload=s3://bucket/runs --upload-place=default/j-uid --upload-endpoint=http://s3:9000 --upload-keys=/run/stokehold/upload --grace=60 -- train
+      keys at /run/stokehold/upload as 400
+    /usr/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 --keep=2 -- train
+    ");
+    let upload = json!({"uri": "gs://bucket", "secret": "keys", "name": "gpt"});
+    insta::assert_snapshot!(made(upload, &cluster), @"
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=0 --keep=2 --upload=gs://bucket --upload-place=default/gpt --upload-shared --upload-keys=/run/stokehold/upload --grace=60 -- train
+      keys at /run/stokehold/upload as 444
+    /opt/stokehold/bin/stoke heed --checkpoints=/c --job=uid-j --attempt=2 --rank=1 --keep=2 -- train
+    ");
+}
+
+#[test]
 fn tensorflow_and_jax_know_their_cluster() {
     let spec = json!({"framework": "tensorflow", "workers": 2, "command": ["python", "train.py"]});
     insta::assert_snapshot!(started(&pods(spec, &["a", "a"], &config())), @r#"

@@ -119,6 +119,60 @@ fn the_newest_checkpoint_is_told_and_kept_over_attempts() {
     assert_eq!(status(&stage).saved.and_then(|saved| saved.step), Some(6));
 }
 
+#[test]
+fn copies_that_do_not_get_through_are_told_once_for_each_reason() {
+    let spec = json!({"command": ["train"], "retries": 9,
+        "checkpoint": {"path": "/ckpt", "upload": {"uri": "s3://bucket/runs", "secret": "keys"}}});
+    let mut stage = Stage::new([job(spec)], [node("n", 2)]);
+    let pod = run(&mut stage);
+    stage.pass(30);
+    let failing = |stage: &Stage| {
+        let status = status(stage);
+        let found = condition::get(&status.conditions, ConditionType::UploadFailing);
+        found.map_or_else(String::new, |it| {
+            format!("{} {}: {}", it.status, it.reason, it.message)
+        })
+    };
+    let seen = |uploaded: Value, problem: Value| {
+        json!({"name": "step-5", "step": 5, "bytes": 10, "at": "2027-01-15T09:59:00Z",
+        "uploaded": uploaded, "uploadProblem": problem})
+    };
+    see(&mut stage, &pod, &seen(Value::Null, Value::Null));
+    stage.turn("j");
+    assert_eq!(failing(&stage), "");
+    see(
+        &mut stage,
+        &pod,
+        &seen(Value::Null, json!("s3://bucket/runs: refused")),
+    );
+    let turn = stage.turn("j");
+    assert!(turn.contains("tell UploadFailing"), "{turn}");
+    assert_eq!(
+        failing(&stage),
+        "True UploadFailed: s3://bucket/runs: refused"
+    );
+    stage.pass(1_000);
+    let turn = stage.turn("j");
+    assert!(!turn.contains("tell UploadFailing"), "{turn}");
+    let there = json!({"step": 5, "at": "2027-01-15T10:00:00Z"});
+    see(&mut stage, &pod, &seen(there, Value::Null));
+    stage.turn("j");
+    assert_eq!(
+        failing(&stage),
+        "False UploadWorks: copies of its checkpoints get through again"
+    );
+    let saved = status(&stage).saved.expect("a checkpoint");
+    assert_eq!(saved.uploaded.map(|it| it.step), Some(5));
+    // The next attempt has sent none yet.
+    stage.end_pod(&pod, 1, "Error");
+    stage.turn("j");
+    let next = run(&mut stage);
+    see(&mut stage, &next, &seen(Value::Null, Value::Null));
+    stage.turn("j");
+    let saved = status(&stage).saved.expect("a checkpoint");
+    assert_eq!(saved.uploaded.map(|it| it.step), Some(5));
+}
+
 /// Waits grow for those who get nowhere, and only for them.
 #[test]
 fn who_saved_something_has_got_on_and_is_not_held_up() {

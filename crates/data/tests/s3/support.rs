@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 pub const SECRET: &str = "a-key-that-must-not-be-told";
-const ACCESS: &str = "AKIDFORTESTS";
+pub const ACCESS: &str = "AKIDFORTESTS";
 pub const BUCKET: &str = "bucket";
 
 /// The server, as tests/s3/build.sh has it; none where it cannot be had, and the test is skipped.

@@ -1,6 +1,6 @@
 //! Programs that ended by themselves, or by a signal: what their log says they died of.
 
-use stoke_api::contract::checkpoints::{EXIT_FENCED, EXIT_NO_VOLUME};
+use stoke_api::contract::checkpoints::{EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_VOLUME};
 use stoke_api::{Bytes, Reason};
 
 use super::cause::{Cause, Confidence, Framework, Remedy, Shape};
@@ -29,6 +29,7 @@ pub fn ended(evidence: &Evidence, container: &Terminated, log: Option<&LogDigest
         .filter(|hit| container.exit_code != 0 && !(signalled && hit.went_on));
     let read = fatal.and_then(|hit| by_log(evidence, container, hit));
     read.or_else(|| without_volume(evidence, container))
+        .or_else(|| without_copies(evidence, container))
         .or_else(|| shared_memory_by_use(evidence, container, log))
         .unwrap_or_else(|| crashed(evidence, container, log))
 }
@@ -76,6 +77,26 @@ fn without_volume(evidence: &Evidence, container: &Terminated) -> Option<Diagnos
             Cause::CheckpointVolume,
             Reason::StartFailed,
             "NoCheckpointVolume",
+            sentence,
+            help,
+        )
+    })
+}
+
+/// The same because the volume has none, and nobody could say whether there are copies.
+fn without_copies(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+    let path = evidence.checkpoint_path.as_ref()?;
+    (container.exit_code == i32::from(EXIT_NO_COPIES)).then(|| {
+        let rank = evidence.rank;
+        let sentence = format!(
+            "rank {rank} did not begin, for there is no checkpoint in {path} and where copies are could not be asked"
+        );
+        let help =
+            "its log says why; mend the object store or its Secret, or remove checkpoint.upload to begin anew";
+        Diagnosis::job(
+            Cause::CheckpointVolume,
+            Reason::StartFailed,
+            "NoCheckpointCopies",
             sentence,
             help,
         )

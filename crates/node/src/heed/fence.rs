@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use stoke_api::contract::checkpoints::{
-    EXIT_FENCED, EXIT_NO_VOLUME, HOLDER, Holder, LOCK, OWN_DIR, newest,
+    EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_VOLUME, HOLDER, Holder, LOCK, OWN_DIR, newest,
 };
 
+use super::copies::{self, Upload};
 use super::shelf;
 
 /// How long the processes of an earlier attempt are waited for: longer than any grace period that leaves them time for a checkpoint.
@@ -41,6 +42,8 @@ pub struct Place {
     pub rank: u32,
     /// How many checkpoints are kept; all where absent.
     pub keep: Option<u32>,
+    /// Where copies of them go, if anywhere.
+    pub upload: Option<Upload>,
 }
 
 /// Why a worker may not begin.
@@ -71,6 +74,16 @@ pub(super) enum Refusal {
         directory.display()
     )]
     Alone { attempt: u32, directory: PathBuf },
+    #[error(
+        "attempt {attempt} does not begin: there is no checkpoint in {}, and whether there is a copy of one could not be learned for {seconds} s: {why}",
+        directory.display()
+    )]
+    NoCopies {
+        attempt: u32,
+        directory: PathBuf,
+        seconds: u64,
+        why: String,
+    },
     #[error("there is no directory {}, where checkpoints are kept: is its volume mounted there?", .0.display())]
     Missing(PathBuf),
     #[error("cannot {what} {}, where checkpoints are kept: {source}{}", directory.display(), hint(source))]
@@ -98,6 +111,7 @@ impl Refusal {
     pub(super) fn exit_code(&self) -> u8 {
         match self {
             Self::Superseded { .. } | Self::Held { .. } | Self::Alone { .. } => EXIT_FENCED,
+            Self::NoCopies { .. } => EXIT_NO_COPIES,
             Self::Missing(_) | Self::Volume { .. } => EXIT_NO_VOLUME,
         }
     }
@@ -155,7 +169,16 @@ fn lead(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> 
         }
     }
     let complete = entries.iter().filter_map(|entry| entry.found.as_ref().ok());
-    let resume = newest(complete).map(|it| it.name.clone());
+    let mut resume = newest(complete).map(|it| it.name.clone());
+    if let Some(upload) = &place.upload {
+        let is_same_volume = before
+            .as_ref()
+            .is_some_and(|before| before.job == place.job);
+        let complete = entries.iter().filter_map(|entry| entry.found.as_ref().ok());
+        let brought = copies::bring_back(place, upload, newest(complete), is_same_volume, say)?;
+        // It is ahead of all that is here.
+        resume = brought.or(resume);
+    }
     let holder = Holder {
         resume: resume.clone(),
         ..place.holder()
@@ -322,6 +345,7 @@ mod tests {
             attempt,
             rank,
             keep: None,
+            upload: None,
         }
     }
 

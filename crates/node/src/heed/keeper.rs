@@ -1,6 +1,7 @@
 //! Watches over the checkpoints of a running attempt: sees each that is complete, tells the node of it, and removes those that are too many.
 //!
-//! Whoever uploads them begins here, with what [`Keeper::look`] gives, and at the lowest priority: the program beside it has the right of way.
+//! Who sends copies of them elsewhere is another process ([`super::carrier`]), which looks for itself: what is slow or hangs there must not keep
+//! this one from its work.
 //!
 //! Invariant: what has no marker is left alone, for the program may be writing it.
 
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use stoke_api::contract::checkpoints::{Checkpoint, SAVED, Saved, excess, name_to_be, newest};
+use stoke_api::contract::copies::Carried;
 
 use super::shelf::{self, Entry};
 
@@ -93,6 +95,7 @@ impl Keeper {
             bytes: newest.bytes,
             millis: newest.seconds.or(took).map(millis),
             name: newest.name,
+            carried: Carried::default(),
         })
     }
 

@@ -46,7 +46,8 @@ pub(super) fn entries(directory: &Path, known: impl Fn(&str) -> bool) -> io::Res
     Ok(entries)
 }
 
-fn look(path: &Path, name: &str) -> Result<Checkpoint, Torn> {
+/// Whether the directory at `path`, which is called `name` where checkpoints are, is one.
+pub(super) fn look(path: &Path, name: &str) -> Result<Checkpoint, Torn> {
     let marker = text(&path.join(MARKER), MARKER_LENGTH_MAX);
     let size_of = |file: &str| {
         let found = fs::metadata(path.join(file)).ok()?;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Worker;
 use super::start::Problem;
 use crate::causes::chain;
-use crate::staging;
+use crate::staging::{self, Begun};
 use crate::status::Hold;
 use crate::volumes::{self, DataPaths};
 
@@ -70,7 +70,7 @@ impl Worker {
             .map_err(|error| chain(&error))?;
         let uri = remote.uri().to_owned();
         let begun = shared.stager.begin(remote, name.clone(), self.uid.clone());
-        let (progress, mut work) = begun.map_err(|error| chain(&error))?;
+        let Begun { progress, mut work } = begun.map_err(|error| chain(&error))?;
         let began = Instant::now();
         let mut meter = Meter::default();
         let mut tell = tokio::time::interval_at(began + TELL_FIRST, TELL_EVERY);

@@ -132,7 +132,10 @@ impl Watched {
             if vigil.saved_at() > *saved_at {
                 *saved_at = vigil.saved_at();
                 *checkpoint = Some(written_at(vigil));
-                *saved_checkpoint = vigil.saved().cloned();
+            }
+            // Also what became of its copies since.
+            if let Some(saved) = vigil.saved() {
+                *saved_checkpoint = Some(saved.clone());
             }
             if let Some(action) = action {
                 deeds.push(Deed {
@@ -256,7 +259,9 @@ impl Watched {
             if vigil.saved_at() > state.saved_at {
                 state.saved_at = vigil.saved_at();
                 state.checkpoint = Some(written_at(&vigil));
-                state.saved_checkpoint = vigil.saved().cloned();
+            }
+            if let Some(saved) = vigil.saved() {
+                state.saved_checkpoint = Some(saved.clone());
             }
         }
         let ran = exit

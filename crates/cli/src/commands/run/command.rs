@@ -82,6 +82,7 @@ fn spec(args: &JobArgs, command: &[String], caller: &Caller) -> anyhow::Result<T
             access_mode: None,
             on_delete: None,
             signal: None,
+            upload: None,
         }),
         // Who types a command watches it, and wants to see a mistake once.
         retries: args.retries.unwrap_or(0),

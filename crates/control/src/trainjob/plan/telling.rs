@@ -41,6 +41,7 @@ impl Turn<'_> {
         self.set_conditions();
         self.tell_risk();
         self.tell_unsaved();
+        self.tell_upload();
         let before = self.job.status.clone().unwrap_or_default();
         let moved = (before.phase, &before.reason) != (self.status.phase, &self.status.reason);
         if (self.job.status.is_none() || moved) && self.went_wrong() {

@@ -32,13 +32,15 @@ impl Turn<'_> {
         let saved = workers.filter(|worker| worker.pod.metadata.saved.is_some());
         let saved = saved.max_by_key(|worker| (worker.attempt, std::cmp::Reverse(worker.rank)));
         let saved = saved.and_then(|worker| worker.pod.metadata.saved.as_deref());
-        if let Some(saved) = saved.map(SavedCheckpoint::from)
-            && !self
-                .status
-                .saved
-                .as_ref()
-                .is_some_and(|known| is_same(known, &saved))
-        {
+        if let Some(mut saved) = saved.map(SavedCheckpoint::from) {
+            if let Some(known) = self.status.saved.take() {
+                // An attempt that has sent none yet does not know of those before it.
+                saved.uploaded = saved.uploaded.or_else(|| known.uploaded.clone());
+                if is_same(&known, &saved) {
+                    saved.at = known.at;
+                    saved.seconds = known.seconds;
+                }
+            }
             self.status.saved = Some(saved);
         }
     }

@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource,
     EmptyDirVolumeSource, HostPathVolumeSource, NFSVolumeSource, ObjectFieldSelector,
-    PersistentVolumeClaimVolumeSource, PodSpec, ResourceRequirements, Volume, VolumeMount,
+    PersistentVolumeClaimVolumeSource, PodSpec, ResourceRequirements, SecretVolumeSource, Volume,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use stoke_api::contract::copies::{KEYS_DIR, KEYS_VOLUME};
 use stoke_api::contract::{
     CHECKPOINT_REQUEST, REQUEST_DIR, REQUEST_VOLUME, STATUS_DIR, STATUS_VOLUME,
 };
@@ -19,6 +21,7 @@ use stoke_api::names::{
 use stoke_api::{Bytes, DatasetSpec, TrainJob};
 
 use super::worker;
+use crate::config::Home;
 
 /// A program that says more of itself than this says something else. One that adds a line for each step of a long training does not.
 const STATUS_SIZE: Bytes = Bytes(256 << 20);
@@ -56,6 +59,26 @@ pub fn add(
         // What is there counts as the container's memory, so more could not be used.
         mount(spec, in_memory("shm", memory_limit), "/dev/shm", false);
     }
+}
+
+/// The keys to where copies of checkpoints go, as files for the first worker alone: what is in a variable or an argument is seen by whoever
+/// lists processes.
+pub fn add_keys(spec: &mut PodSpec, secret: &str, home: Home) {
+    // Nobody but the worker sees this volume. Of which user it is, its image may say, and on a cluster the files are root's.
+    let mode = match home {
+        Home::Machine => 0o400,
+        Home::Cluster => 0o444,
+    };
+    let volume = Volume {
+        name: KEYS_VOLUME.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.to_owned()),
+            default_mode: Some(mode),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    };
+    mount(spec, volume, KEYS_DIR, true);
 }
 
 /// Has an init container copy our binary to where the worker finds it: the worker's image is the job's own and does not have it.

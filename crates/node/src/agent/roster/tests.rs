@@ -350,6 +350,7 @@ fn a_checkpoint_that_a_program_tells_of_is_told_once_and_dated() {
             at: "2027-01-15T08:00:00Z".to_owned(),
             bytes: 10,
             millis: None,
+            ..Saved::default()
         });
     }
     let seen = told(&deeds(&mut roster, 30, readings, &plenty()));

@@ -1,0 +1,331 @@
+//! Copies of checkpoints in a real S3 server, on bad days: a training never waits for them, and goes on from them when its volume is gone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::s3::{ACCESS, Server};
+use crate::support::{Engine, eventually, have, is_root, said};
+
+/// Writes checkpoints up to the step that `want` says, and ends when it is told to. Each has `size` bytes beside its step.
+const TRAIN: &str = r#"
+folder=$1
+step=0
+[ -n "$STOKE_RESUME_FROM" ] && step=$(cat "$STOKE_RESUME_FROM/state")
+echo "from $step"
+cd "$STOKE_CHECKPOINT_DIR"
+while true; do
+    want=$(cat "$folder/want")
+    while [ "$step" -lt "$want" ]; do
+        step=$((step + 1))
+        mkdir -p ".step-$step.writing/rank-0"
+        echo "$step" > ".step-$step.writing/state"
+        head -c "$(cat "$folder/size")" /dev/urandom > ".step-$step.writing/rank-0/weights"
+        echo "{\"step\": $step}" > ".step-$step.writing/complete"
+        mv ".step-$step.writing" "step-$step"
+    done
+    [ -e "$folder/finish" ] && exit 0
+    sleep 0.1
+done
+"#;
+
+struct Training<'a> {
+    engine: &'a Engine,
+    name: &'static str,
+    folder: PathBuf,
+}
+
+impl<'a> Training<'a> {
+    fn submit(engine: &'a Engine, name: &'static str, size: usize, checkpoint: Value) -> Self {
+        let folder = engine.folder().join(name);
+        fs::create_dir(&folder).expect("a folder");
+        let training = Self {
+            engine,
+            name,
+            folder,
+        };
+        training.set("size", &size.to_string());
+        training.set("want", "1");
+        let script = engine.write(&format!("{name}.sh"), TRAIN);
+        let spec = json!({"command": ["sh", script, training.folder], "memory": {"limit": "512Mi"}, "checkpoint": checkpoint});
+        let object = json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec});
+        let file = engine.write(&format!("{name}.json"), &object.to_string());
+        engine.stoke(&["run", "--detach", &file]);
+        training
+    }
+
+    fn set(&self, name: &str, text: &str) {
+        let draft = self.folder.join(format!(".{name}"));
+        fs::write(&draft, text).expect("a file");
+        fs::rename(draft, self.folder.join(name)).expect("moved");
+    }
+
+    fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || {
+            let job = self.engine.job(self.name);
+            holds(&job["status"]).then_some(job)
+        })
+    }
+
+    fn until_copied(&self, step: u64) -> Value {
+        self.until(&format!("a copy of step {step}"), |status| {
+            status["saved"]["uploaded"]["step"] == step
+                && status["saved"].get("uploadProblem").is_none()
+        })
+    }
+
+    fn until_problem(&self, text: &str) -> Value {
+        self.until(&format!("the problem {text}"), |status| {
+            status["saved"]["uploadProblem"]
+                .as_str()
+                .is_some_and(|problem| problem.contains(text))
+        })
+    }
+
+    fn until_saved(&self, step: u64) {
+        self.until(&format!("step {step}"), |status| {
+            status["saved"]["step"] == step
+        });
+    }
+
+    fn patch(&self, patch: &Value) {
+        let patched = self
+            .engine
+            .kubectl(&["patch", "trainjob", self.name, "--type=merge"])
+            .args(["-p", &patch.to_string()])
+            .output()
+            .expect("kubectl runs");
+        assert!(patched.status.success(), "{}", said(&patched));
+    }
+
+    fn logs(&self) -> String {
+        self.engine.stoke(&["logs", self.name])
+    }
+}
+
+fn put_secret(engine: &Engine, key: &str) {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"},
+        "stringData": {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": key}});
+    let file = engine.write("secret.json", &secret.to_string());
+    let applied = engine
+        .kubectl(&["apply", "-f", &file])
+        .output()
+        .expect("kubectl runs");
+    assert!(applied.status.success(), "{}", said(&applied));
+    fs::remove_file(file).expect("removed");
+}
+
+/// A text that is nowhere else.
+fn unique(what: &str) -> String {
+    let nanos = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_nanos();
+    format!("{what}-{nanos}-never-told")
+}
+
+/// Processes that show the text to whoever lists them.
+fn who_shows(text: &str, but: Option<u32>) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").expect("processes").flatten() {
+        let pid = entry.file_name().to_string_lossy().parse::<u32>().ok();
+        let Some(pid) = pid.filter(|pid| Some(*pid) != but) else {
+            continue;
+        };
+        for file in ["cmdline", "environ"] {
+            let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
+            if shown.contains(text) {
+                found.push(format!("{pid} {file}: {shown}"));
+            }
+        }
+    }
+    found
+}
+
+/// The copies that are complete.
+fn complete(place: &Path) -> Vec<String> {
+    let entries = fs::read_dir(place).into_iter().flatten().flatten();
+    let whole = entries.filter(|it| it.path().join(".stoke-manifest.json").exists());
+    let mut names: Vec<String> = whole
+        .map(|it| it.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn copies_get_there_in_the_end_and_a_training_goes_on_from_them_when_its_volume_is_gone() {
+    if !have("kubectl") {
+        eprintln!("skipped: no kubectl");
+        return;
+    }
+    let engine = Engine::start();
+    let (wrong, right) = (unique("wrong"), unique("right"));
+    let Some(mut server) = Server::start(&engine.folder().join("objects"), &right) else {
+        return;
+    };
+    put_secret(&engine, &wrong);
+    let upload =
+        json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": server.endpoint()});
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "keep": 2, "upload": upload});
+    let training = Training::submit(&engine, "copied", 100_000, checkpoint);
+
+    // Wrong keys: it is told, and the training goes on.
+    let job = training.until_problem("SignatureDoesNotMatch");
+    training.set("want", "2");
+    training.until_saved(2);
+    assert_eq!(job["status"]["phase"], "Running");
+    let described = engine.stoke(&["describe", "trainjob", "copied"]);
+    assert!(described.contains("UploadFailing"), "{described}");
+    for key in [&wrong, &right] {
+        assert_eq!(who_shows(key, server.pid()), [""; 0]);
+    }
+
+    put_secret(&engine, &right);
+    let job = training.until_copied(2);
+    let uid = job["metadata"]["uid"].as_str().expect("a uid");
+    let short = uid.split('-').next().expect("a part").to_owned();
+    let place = server.path(&format!("runs/default/copied-{short}"));
+    assert_eq!(complete(&place), [format!("s2.a1.{short}.step-2")]);
+
+    // A server that is gone and comes back.
+    server.kill();
+    training.set("want", "4");
+    training.until_saved(4);
+    training.until_problem("onnect");
+    server.revive();
+    training.until_copied(4);
+    let two = [
+        format!("s2.a1.{short}.step-2"),
+        format!("s4.a1.{short}.step-4"),
+    ];
+    assert_eq!(complete(&place), two, "those between are passed over");
+
+    // One that somebody began and never finished.
+    let torn = place.join(format!("s99.a1.{short}.step-99"));
+    fs::create_dir(&torn).expect("a directory");
+    fs::write(torn.join("state"), "99").expect("a file");
+    fs::write(torn.join("complete"), r#"{"step": 99}"#).expect("a file");
+
+    // The volume is gone, and the server does not answer: nobody begins anew.
+    training.patch(&json!({"spec": {"suspend": true}}));
+    engine.wait_for_phase("copied", "Suspended");
+    let claim = engine.kubectl(&["get", "pv", "-o", "json"]).output();
+    let volumes: Value =
+        serde_json::from_slice(&claim.expect("kubectl runs").stdout).expect("JSON");
+    let volumes = volumes["items"].as_array().expect("volumes").iter();
+    let mut paths = volumes.filter_map(|it| {
+        let spec = &it["spec"];
+        spec["hostPath"]["path"]
+            .as_str()
+            .or(spec["local"]["path"].as_str())
+    });
+    let volume = PathBuf::from(paths.next().expect("the volume"));
+    for entry in fs::read_dir(&volume).expect("the volume").flatten() {
+        fs::remove_dir_all(entry.path()).expect("removed");
+    }
+    server.kill();
+    training.patch(&json!({"spec": {"suspend": false}}));
+    eventually("it to say that it waits", || {
+        let logs = training.logs();
+        let waits = logs.contains("waits: there is no checkpoint");
+        assert!(!waits || !logs.contains("from "), "{logs}");
+        waits.then_some(())
+    });
+    server.revive();
+    eventually("it to go on", || {
+        training.logs().contains("from 4").then_some(())
+    });
+
+    // What is written last gets there, though the program is over.
+    training.set("finish", "");
+    training.set("want", "5");
+    engine.wait_for_phase("copied", "Complete");
+    let two = [
+        format!("s4.a1.{short}.step-4"),
+        format!("s5.a2.{short}.step-5"),
+    ];
+    assert_eq!(complete(&place), two);
+    assert!(torn.join("state").exists(), "what is not known is left");
+
+    let events = engine
+        .kubectl(&["get", "events", "-A", "-o", "json"])
+        .output();
+    let pods = engine
+        .kubectl(&["get", "pods", "-A", "-o", "json"])
+        .output();
+    let told = [
+        training.logs(),
+        engine.job("copied").to_string(),
+        engine.stoke(&["describe", "trainjob", "copied"]),
+        fs::read_to_string(engine.data_dir().join("engine.log")).expect("a log"),
+        said(&events.expect("kubectl runs")),
+        said(&pods.expect("kubectl runs")),
+    ];
+    for text in told {
+        assert!(!text.contains(&wrong) && !text.contains(&right), "{text}");
+    }
+}
+
+#[test]
+fn a_full_bucket_and_one_that_is_a_file_are_told_and_training_goes_on() {
+    if !is_root() || !have("kubectl") {
+        eprintln!("skipped: needs root and kubectl");
+        return;
+    }
+    let engine = Engine::start();
+    let small = engine.folder().join("small");
+    fs::create_dir(&small).expect("a directory");
+    let mount = |options: &str| {
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(&small)
+            .output()
+            .expect("mount runs");
+        mounted.status.success()
+    };
+    if !mount("size=8m") {
+        eprintln!("skipped: nothing may be mounted here");
+        return;
+    }
+    let _mounted = Mounted(small.clone());
+    let key = unique("key");
+    let Some(server) = Server::start(&small, &key) else {
+        return;
+    };
+    put_secret(&engine, &key);
+    let upload =
+        json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": server.endpoint()});
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "upload": upload});
+    let training = Training::submit(&engine, "full", 3 << 20, checkpoint);
+    for step in [1, 2] {
+        training.set("want", &step.to_string());
+        training.until_copied(step);
+    }
+    training.set("want", "3");
+    let job = training.until_problem("s3://bucket/runs");
+    println!("{}", job["status"]["saved"]["uploadProblem"]);
+    training.set("want", "4");
+    training.until_saved(4);
+    assert!(mount("remount,size=64m"), "there is room now");
+    training.until_copied(4);
+    training.set("finish", "");
+    engine.wait_for_phase("full", "Complete");
+
+    let file = engine.write("file", "no place for files");
+    let upload = json!({"uri": format!("file://{file}")});
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "upload": upload});
+    let training = Training::submit(&engine, "misled", 1, checkpoint);
+    training.until_problem("it is a file and not a place for files");
+    training.set("want", "2");
+    training.until_saved(2);
+    engine.stoke(&["delete", "trainjob", "misled"]);
+}
+
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
