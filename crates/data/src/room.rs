@@ -27,7 +27,7 @@ impl fmt::Display for Shortfall {
         );
         write!(
             f,
-            "the cache may hold {limit}, and {in_use} of it are in use"
+            "the cache may hold {limit} (what was set, or what the disk has to spare), and {in_use} of it are in use"
         )
     }
 }
