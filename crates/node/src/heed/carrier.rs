@@ -122,10 +122,7 @@ impl<'a> Carrier<'a> {
             let is_ending = end.has_come.load(Ordering::Relaxed);
             self.look();
             match self.send_newest().await {
-                Ok(true) => {
-                    pause = PAUSE_FIRST;
-                    continue;
-                }
+                Ok(true) => pause = PAUSE_FIRST,
                 // Looked at after the end had come, so there is nothing more to come.
                 Ok(false) if is_ending => return,
                 Ok(false) => {
