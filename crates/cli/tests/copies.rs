@@ -123,7 +123,9 @@ while true; do sleep 0.05; done";
 fn all_go_on_from_the_copy_when_the_volume_is_gone() {
     let scene = Scene::new();
     ends(scene.start(1, "save 1; save 2"));
-    assert_eq!(scene.copies(), ["s2.a1.uid.step-2"]);
+    // Whether the first was copied before there was a newer one is a matter of time.
+    let copies = scene.copies();
+    assert_eq!(copies.last().map(String::as_str), Some("s2.a1.uid.step-2"));
     fs::remove_dir_all(scene.path("ckpt")).expect("removed");
     fs::create_dir(scene.path("ckpt")).expect("a new one");
     let says = "echo from $STOKE_RESUME_FROM; cat $STOKE_RESUME_FROM/state";
