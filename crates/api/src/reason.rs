@@ -58,6 +58,8 @@ pub enum Reason {
     /// Local disk, or a volume, was full.
     OutOfStorage,
     WorkerFailed,
+    /// Its workers did nothing for longer than `hungAfter`.
+    Hung,
     WorkerLost,
     Evicted,
     /// A node of it goes away.

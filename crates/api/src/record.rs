@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::{Bytes, GpuMilli, GpuRequest};
+use crate::reason::Reason;
 use crate::trainjob::{Attempt, Phase, TrainJob};
 
 /// Records that a profile keeps: of a job that runs every night, three months.
@@ -63,13 +64,18 @@ impl JobRecord {
         let last = status.attempts.last();
         let cause = last.and_then(|attempt| attempt.diagnosis.as_ref());
         let cause = cause.filter(|it| status.phase == Phase::Failed && it.cause != "Unknown");
+        let cause = cause.map(|found| found.cause.clone());
+        // Nothing has to be found out about it.
+        let exit = last.and_then(|attempt| attempt.exit.as_ref());
+        let hung = exit.map(|exit| exit.reason.clone());
+        let hung = hung.filter(|word| *word == Reason::Hung.to_string());
         Some(Self {
             name: job.name().to_owned(),
             id: distinct(job).to_owned(),
             at: u64::try_from(at).unwrap_or_default(),
             phase: status.phase,
             reason: status.reason.clone(),
-            cause: cause.map(|found| found.cause.clone()).unwrap_or_default(),
+            cause: cause.or(hung).unwrap_or_default(),
             attempts: status.attempt,
             failures: status.failures,
             seconds: status.ran_seconds,

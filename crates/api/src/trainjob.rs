@@ -214,6 +214,11 @@ pub struct TrainJobSpec {
     #[schemars(range(min = 0, max = 100))]
     pub retries: u32,
 
+    /// An attempt whose workers all do nothing for so long (no CPU or GPU time to speak of, no log line, no step told) has failed. Absent: it
+    /// runs on. It is looked for on a single machine; on a cluster nothing looks for it yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hung_after: Option<Span>,
+
     /// How long the job may run, all attempts together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration: Option<Span>,

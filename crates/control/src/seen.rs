@@ -73,7 +73,7 @@ pub struct PodStatus {
     pub phase: Option<Box<str>>,
     pub reason: Option<Box<str>>,
     pub message: Option<Box<str>>,
-    /// That it cannot be scheduled, and that it is being disrupted. Others are not kept.
+    /// That it cannot be scheduled, that it is being disrupted, and that it does nothing. Others are not kept.
     pub conditions: Box<[PodCondition]>,
     pub init_container_statuses: Box<[ContainerStatus]>,
     pub container_statuses: Box<[ContainerStatus]>,
@@ -177,6 +177,7 @@ impl From<core::Pod> for Pod {
             let ended = whole.containers.remove(worker);
             ended.or_else(|| latest(all.get(USAGE_ANNOTATION)?, worker))
         });
+        let idle = annotations.and_then(|all| idle(all.get(USAGE_ANNOTATION)?));
         let kernel = whole.kernel.into_iter().take(KERNEL_LINES_MAX);
         let status = pod.status.unwrap_or_default();
         let conditions = || status.conditions.iter().flatten();
@@ -208,6 +209,7 @@ impl From<core::Pod> for Pod {
                     .flatten()
                     .filter(matters)
                     .map(Into::into)
+                    .chain(idle)
                     .collect(),
                 init_container_statuses: statuses(status.init_container_statuses),
                 container_statuses: statuses(status.container_statuses),
@@ -258,6 +260,21 @@ fn latest(usage: &str, worker: &str) -> Option<ContainerDigest> {
     Some(ContainerDigest {
         peak_bytes: peak,
         ..ContainerDigest::default()
+    })
+}
+
+/// That it does nothing, as its node says.
+pub const IDLE: &str = "Idle";
+
+/// Few ever are, so it takes no room of its own.
+fn idle(usage: &str) -> Option<PodCondition> {
+    // Nearly all that is said is of others.
+    let usage: Value = serde_json::from_str(usage.contains("\"idle\"").then_some(usage)?).ok()?;
+    Some(PodCondition {
+        type_: IDLE.into(),
+        status: "True".into(),
+        message: Some(usage["idle"].as_str()?.into()),
+        ..PodCondition::default()
     })
 }
 

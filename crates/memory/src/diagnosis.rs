@@ -277,6 +277,18 @@ fn interrupted(evidence: &Evidence) -> Option<Diagnosis> {
         let message = first_of(&evidence.pod_message, message);
         return stopped(cause, sentence, reason, message);
     }
+    // Its kubelet came back and did not find it: the machine was off, and no program chose that.
+    let unknown = "ContainerStatusUnknown";
+    let container = evidence.container.as_ref();
+    if container.is_some_and(|container| container.reason == unknown) {
+        let sentence = format!("rank {rank} was not there any more when {node} came back");
+        return Some(Diagnosis::outside(
+            Cause::NodeLost,
+            Reason::WorkerLost,
+            unknown,
+            sentence,
+        ));
+    }
     let (word, message) = (&evidence.pod_reason, &evidence.pod_message);
     match word.as_str() {
         "Preempting" | "Preempted" => {
@@ -566,6 +578,7 @@ mod tests {
         insta::assert_snapshot!(says(&pod("OutOfcpu", "Node didn't have enough resource: cpu")), @"StartFailed (OutOfcpu), does not count: rank 1 was turned away by n1: Node didn't have enough resource: cpu");
         insta::assert_snapshot!(says(&pod("DeadlineExceeded", "")), @"DeadlineExceeded (DeadlineExceeded), counts: rank 1 ran longer than its pod's activeDeadlineSeconds; remove activeDeadlineSeconds from the template and set maxDuration");
         let gone = |end| Evidence { end, ..pod("", "") };
+        insta::assert_snapshot!(says(&exit(137, "ContainerStatusUnknown", "The container could not be located")), @"WorkerLost (ContainerStatusUnknown), does not count: rank 1 was not there any more when n1 came back");
         insta::assert_snapshot!(says(&gone(End::NodeGone)), @"WorkerLost (NodeLost), does not count: rank 1 was lost with its node n1");
         insta::assert_snapshot!(says(&gone(End::Deleted)), @"WorkerLost (Deleted), does not count: rank 1 was deleted from outside");
         insta::assert_snapshot!(says(&gone(End::NeverStarted)), @"StartFailed (NotStarted), does not count: rank 1 did not start in time on n1");

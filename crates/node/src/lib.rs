@@ -16,6 +16,7 @@ mod commons;
 mod events;
 mod gpu;
 pub mod heed;
+mod idle;
 mod kernel_log;
 mod ledger;
 pub mod logs;

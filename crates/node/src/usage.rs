@@ -30,6 +30,9 @@ pub struct Usage {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUsage>,
     pub containers: BTreeMap<String, ContainerUsage>,
+    /// That its worker does nothing, and what was seen, where its job asks to be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +64,9 @@ impl Usage {
     pub(crate) fn is_outdated_by(&self, now: &Self, since: Duration) -> bool {
         if since < EVERY_MIN {
             return false;
+        }
+        if self.idle != now.idle {
+            return true;
         }
         let containers = self.containers.len() != now.containers.len()
             || now.containers.iter().any(|(name, now)| {

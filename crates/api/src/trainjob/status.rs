@@ -242,7 +242,7 @@ pub struct Attempt {
     pub preemption: Option<Preemption>,
     /// A node of it goes away, or may.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub leaving: Option<Leaving>,
+    pub leaving: Option<Box<Leaving>>,
     /// Some of its nodes are machines that can be taken away.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,

@@ -1,5 +1,6 @@
 //! `stoke history`: how jobs went, also those that are gone.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
@@ -178,7 +179,7 @@ fn merged(gone: Vec<Profile>, there: &[TrainJob]) -> Vec<Told> {
         all.insert(key(&told), told);
     }
     let mut all: Vec<Told> = all.into_values().collect();
-    all.sort_by(|one, other| other.record.at.cmp(&one.record.at));
+    all.sort_by_key(|told| Reverse(told.record.at));
     all
 }
 

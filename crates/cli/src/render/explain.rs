@@ -530,13 +530,13 @@ mod tests {
         let status = job.status.as_mut().expect("a status");
         status.spot_interruptions = 1;
         let attempt = status.attempts.last_mut().expect("an attempt");
-        attempt.leaving = Some(stoke_api::trainjob::Leaving {
+        attempt.leaving = Some(Box::new(stoke_api::trainjob::Leaving {
             node: "node-a".to_owned(),
             by: "AWS".to_owned(),
             why: "its spot machine is reclaimed (aws-node-termination-handler/spot-itn)".to_owned(),
             asked_at: attempt.running_at.clone(),
             until: attempt.running_at.clone(),
-        });
+        }));
         let told = told(job);
         assert!(
             told.contains("node node-a goes away, says AWS: its spot machine is reclaimed"),

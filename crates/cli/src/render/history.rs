@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use serde::Serialize;
+use stoke_api::Bytes;
 use stoke_api::record::JobRecord;
 use stoke_api::trainjob::Phase;
 
@@ -54,15 +55,13 @@ fn cells(record: &JobRecord, now: Timestamp) -> Vec<String> {
             0 => none(),
             seconds => clock::short(seconds),
         },
-        record.peak.map_or_else(none, |peak| peak.human()),
+        record.peak.map_or_else(none, Bytes::human),
         clock::ago(at, now),
     ]
 }
 
 #[cfg(test)]
 mod tests {
-    use stoke_api::Bytes;
-
     use super::*;
 
     #[test]

@@ -335,3 +335,37 @@ fn who_gives_way_saves_first_where_that_can_be_seen() {
     assert_eq!(latest(&stage).preemption, None);
     assert_eq!(status(&stage).reason, "WorkersRunning");
 }
+
+#[test]
+fn a_gang_of_which_nobody_does_anything_has_failed() {
+    let idle = |stage: &mut Stage, pod: &str| {
+        let pod = stage.pods.get_mut(pod).expect("the pod");
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        let usage = json!({"memoryBytes": 1, "idle": "it did nothing for 30m: no CPU"});
+        annotations.insert("stokehold.dev/usage".to_owned(), usage.to_string());
+    };
+    for (spec, hangs) in [
+        (saving(json!({"hungAfter": "30m", "retries": 1})), true),
+        (saving(json!({"retries": 1})), false),
+    ] {
+        let (mut stage, _) = stage(spec);
+        let pod = &stage.pods["j-1-0"].metadata.annotations;
+        let told = pod
+            .as_ref()
+            .and_then(|it| it.get("stokehold.dev/hung-after"));
+        assert_eq!(told.map(String::as_str), hangs.then_some("1800"));
+        idle(&mut stage, "j-1-0");
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None, "the other works");
+        idle(&mut stage, "j-1-1");
+        stage.turn("j");
+        let ended = hangs.then_some(Outcome::Failed);
+        assert_eq!(latest(&stage).outcome, ended);
+        assert_eq!(status(&stage).failures, u32::from(hangs));
+        if hangs {
+            assert_eq!(status(&stage).reason, "Hung");
+            let said = latest(&stage).exit.expect("why").message;
+            insta::assert_snapshot!(said, @"it hangs: of rank 0 its node says that it did nothing for 30m: no CPU; look at what it waits for (stoke logs), or allow it more with hungAfter");
+        }
+    }
+}

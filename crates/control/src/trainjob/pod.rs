@@ -17,8 +17,8 @@ use kube::Resource as _;
 use kube::api::ObjectMeta;
 use stoke_api::contract::{self, MemoryTerms};
 use stoke_api::names::{
-    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, JOB_LABEL, MEMORY_TERMS_ANNOTATION,
-    RANK_LABEL, env, host_name, pod_name, priority_class,
+    ATTEMPT_LABEL, GPU_DEVICES_ANNOTATION, HOST_IMAGE, HUNG_AFTER_ANNOTATION, JOB_LABEL,
+    MEMORY_TERMS_ANNOTATION, RANK_LABEL, env, host_name, pod_name, priority_class,
 };
 use stoke_api::trainjob::{Attempt, Framework, Network, Spot, Tuning};
 use stoke_api::{Bytes, DatasetSpec, GpuRequest, TrainJob};
@@ -379,6 +379,10 @@ impl<'a> Blueprint<'a> {
         if let Ok(terms) = serde_json::to_string(&terms) {
             let annotations = annotations.get_or_insert_default();
             annotations.insert(MEMORY_TERMS_ANNOTATION.to_owned(), terms);
+        }
+        if let Some(after) = self.job.spec.hung_after {
+            let annotations = annotations.get_or_insert_default();
+            annotations.insert(HUNG_AFTER_ANNOTATION.to_owned(), after.seconds.to_string());
         }
         let attempt = attempt.number;
         let mut labels = given.labels.unwrap_or_default();

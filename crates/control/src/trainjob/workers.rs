@@ -206,6 +206,13 @@ impl<'a> Worker<'a> {
             .is_some_and(|asked| ended.is_none_or(|ended| ended >= asked))
     }
 
+    /// That it does nothing, and what was seen.
+    pub fn idle(&self) -> Option<&'a str> {
+        let mut conditions = self.pod.status.conditions.iter();
+        let idle = conditions.find(|it| *it.type_ == *seen::IDLE)?;
+        idle.message.as_deref()
+    }
+
     /// Something is about to take it away: why, in a word and in a sentence.
     pub fn disruption(&self) -> Option<(&'a str, &'a str)> {
         let mut conditions = self.pod.status.conditions.iter();

@@ -200,6 +200,16 @@ impl Watched {
         self.status_volume.is_some()
     }
 
+    /// The worker of a job, by its container's name.
+    pub(crate) fn worker(&self) -> Option<&str> {
+        self.worker.as_ref().map(|(worker, _)| worker.as_str())
+    }
+
+    /// The step that its program is at, where it says so.
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.said().step
+    }
+
     fn said(&self) -> JobStatus {
         let volume = self.status_volume.as_deref();
         volume.and_then(status_file::read).unwrap_or_default()

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{ContainerUsage, GpuUsage, Usage};
 use crate::gpu::{Gpu, GpuSource};
+use crate::idle::{Idle, Signs, log_bytes};
 use crate::pod::watched::{Deed, Watched};
 use crate::shim::Connection;
 use crate::shim::protocol::{self, Request, Response};
@@ -28,16 +29,19 @@ pub(crate) struct Sampler {
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) source: Arc<dyn GpuSource>,
     pub(crate) watched: Watched,
+    /// Where its job asks to be told of a worker that does nothing.
+    pub(crate) idle: Option<Idle>,
 }
 
 impl Sampler {
     /// Samples until nobody listens; hands in what is worth publishing and what is to be done.
-    pub(crate) async fn run(self, publish: mpsc::Sender<Usage>, deeds: mpsc::Sender<Deed>) {
+    pub(crate) async fn run(mut self, publish: mpsc::Sender<Usage>, deeds: mpsc::Sender<Deed>) {
         let mut shim: Option<Connection> = None;
         let mut history = History::default();
         let mut published: Option<(Usage, Instant)> = None;
         let mut next = Instant::now();
         let mut whole_second = next;
+        let begun = next;
         loop {
             tokio::select! {
                 () = publish.closed() => return,
@@ -62,7 +66,9 @@ impl Sampler {
             }
             whole_second = now + SAMPLE_EVERY;
             history.add(now, &containers);
-            let now = self.usage(&history, &containers);
+            let at = now.duration_since(begun);
+            let mut now = self.usage(&history, &containers);
+            now.idle = self.look_for_life(at, &containers, &now);
             for gpu in &now.gpus {
                 if let Some(bytes) = gpu.memory_bytes {
                     self.watched.gpu(&gpu.id, bytes, SAMPLE_EVERY);
@@ -80,6 +86,31 @@ impl Sampler {
                 }
             }
         }
+    }
+
+    /// What is to be said of a worker that does nothing.
+    fn look_for_life(
+        &mut self,
+        at: Duration,
+        containers: &[protocol::ContainerUsage],
+        usage: &Usage,
+    ) -> Option<String> {
+        let idle = self.idle.as_mut()?;
+        let worker = self.watched.worker()?;
+        if idle.is_due(at) {
+            let own = containers.iter().find(|container| container.name == worker);
+            let busy = |gpu: &GpuUsage| gpu.busy_percent.is_some_and(|percent| percent > 0);
+            idle.look(
+                at,
+                Signs {
+                    cpu_usec: own.and_then(|container| container.cpu_usec),
+                    log_bytes: log_bytes(&self.pod_dir, worker),
+                    step: self.watched.step(),
+                    gpu_is_busy: usage.gpus.iter().any(busy),
+                },
+            );
+        }
+        idle.told()
     }
 
     async fn ask(&self, shim: &mut Option<Connection>) -> Option<Vec<protocol::ContainerUsage>> {

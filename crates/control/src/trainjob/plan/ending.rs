@@ -76,6 +76,7 @@ pub fn of(turn: &Turn<'_>, attempt: &Attempt) -> Option<Ending> {
         .or_else(|| changed(turn, attempt, &ranks))
         .or_else(|| refused(turn, attempt))
         .or_else(|| turn.moves(attempt))
+        .or_else(|| hung(turn, attempt, &ranks))
         .or_else(|| turn.saved_in_time(attempt))
 }
 
@@ -349,6 +350,28 @@ fn was_late_before(turn: &Turn<'_>, node: &str) -> bool {
 pub fn never_started(attempt: &Attempt) -> bool {
     let exit = attempt.exit.as_ref();
     attempt.running_at.is_none() && exit.is_some_and(|exit| exit.reason == NOT_STARTED)
+}
+
+/// All that is left of the gang does nothing, and has not for as long as its author allows.
+fn hung(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
+    turn.job.spec.hung_after?;
+    attempt.running_at.as_ref()?;
+    let mut running = ranks.iter().flatten().filter(|it| !it.is_finished());
+    let first = running.next()?;
+    let seen = first.idle()?;
+    if !running.all(|worker| worker.idle().is_some()) {
+        return None;
+    }
+    let message = telling::hung(first.rank, seen);
+    Some(Ending {
+        exit: Some(Exit {
+            rank: first.rank,
+            exit_code: None,
+            reason: Reason::Hung.to_string(),
+            message: message.clone(),
+        }),
+        ..Ending::begun_anew(Outcome::Failed, Reason::Hung, message, turn.now)
+    })
 }
 
 /// It gives no sign of life. What is on it cannot be told to end, and may run on: what it writes is fenced off from the next attempt.

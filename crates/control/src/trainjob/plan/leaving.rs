@@ -46,7 +46,8 @@ impl Turn<'_> {
             let known = attempt.leaving.as_ref().filter(|known| {
                 known.node == threat.node && known.until.is_some() == threat.wait.is_some()
             });
-            known.cloned().or_else(|| self.leaving(&attempt, threat))
+            let known = known.cloned();
+            known.or_else(|| self.leaving(&attempt, threat).map(Box::new))
         });
         if let Some(attempt) = self.status.attempts.last_mut() {
             attempt.leaving = leaving;

@@ -30,8 +30,12 @@ const UNSAVED_MAX: Duration = Duration::from_secs(1800);
 impl Turn<'_> {
     /// Does what the attempt was asked to.
     pub(super) fn heed(&mut self, attempt: &Attempt) {
-        match self.observed.demand.clone() {
-            None => self.set_preemption(None),
+        let demand = self.observed.demand.clone();
+        if !matches!(demand, Some(Demand::Yield { .. } | Demand::Shrink { .. })) {
+            self.set_preemption(None);
+        }
+        match demand {
+            None => {}
             Some(Demand::Yield { by, why } | Demand::Shrink { by, why, .. })
                 if self.saves_first(attempt) =>
             {

@@ -252,6 +252,12 @@ pub fn moved(leaving: &Leaving, saves: bool, saved: Option<Timestamp>) -> String
     format!("node {node} goes away, says {by}: {why}; {goes_on}")
 }
 
+pub fn hung(rank: u32, seen: &str) -> String {
+    format!(
+        "it hangs: of rank {rank} its node says that {seen}; look at what it waits for (stoke logs), or allow it more with hungAfter"
+    )
+}
+
 /// After a sentence.
 pub fn stays_off_spot(interruptions: u32) -> String {
     let times = match interruptions {

@@ -242,12 +242,12 @@ impl Machines {
             if self.processes.contains_key(&uid) {
                 continue;
             }
-            if !is_pending(&pod) {
-                // Its machine was off meanwhile.
-                end_pod(store, &pod.name_any(), 137, "ContainerStatusUnknown");
-            } else {
+            if is_pending(&pod) {
                 let process = process(&pod, node, now + Duration::from_secs(dice.roll(12)));
                 self.processes.insert(uid, process);
+            } else {
+                // Its machine was off meanwhile.
+                end_pod(store, &pod.name_any(), 137, "ContainerStatusUnknown");
             }
         }
         for (uid, process) in &mut self.processes {

@@ -19,6 +19,8 @@ use crate::world::{Wakes, World};
 
 /// One change, as watches tell it.
 #[derive(Clone)]
+// All but a few are of pods.
+#[allow(clippy::large_enum_variant)]
 pub enum Told {
     Job(Event<TrainJob>),
     Pod(Event<Pod>),
@@ -173,7 +175,7 @@ impl Store {
             let owned = pod.owner_references().iter();
             !owned.clone().any(|owner| owners.contains(&owner.uid))
         });
-        let orphans: Vec<String> = orphans.map(|pod| pod.name_any()).collect();
+        let orphans: Vec<String> = orphans.map(kube::ResourceExt::name_any).collect();
         for name in orphans {
             self.delete_pod(&name, None);
         }
