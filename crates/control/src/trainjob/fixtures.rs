@@ -367,6 +367,12 @@ impl Stage {
         };
         self.carry_out(job, &plan, usize::MAX);
         if let Some(again) = self.plan(job) {
+            let wakes = again.requeue_after;
+            assert_ne!(
+                wakes,
+                Some(Duration::ZERO),
+                "it would be looked at without end"
+            );
             let actions: Vec<String> = again.actions.iter().map(ToString::to_string).collect();
             assert!(actions.is_empty(), "there was more to do: {actions:?}");
             assert_eq!(

@@ -74,7 +74,9 @@ impl Turn<'_> {
         let to_restart = self.asked_to_save(attempt);
         if to_restart.is_none() {
             let leaves = self.leaves().map(|(at, _)| at);
-            for due in self.restart_due(attempt).into_iter().chain(leaves) {
+            let now = self.now;
+            let due = self.restart_due(attempt).into_iter().chain(leaves);
+            for due in due.filter(|at| *at > now) {
                 self.wake_at(due);
             }
         }
@@ -82,8 +84,10 @@ impl Turn<'_> {
         let Some(asked) = to_restart.max(to_leave) else {
             return;
         };
-        if let Some(saved) = self.saved_since(attempt, asked) {
-            self.wake_at(saved);
+        // Who was only asked to be sure runs on when it has saved, and there is nothing more to look at.
+        let settles = self.saved_since(attempt, asked);
+        if let Some(settles) = settles.filter(|at| *at > self.now) {
+            self.wake_at(settles);
         }
         let text = asked.to_string();
         let running = self.ranks(attempt).into_iter().flatten();
