@@ -147,6 +147,42 @@ fn who_does_not_save_in_time_moves_all_the_same() {
 }
 
 #[test]
+fn what_is_saved_is_known_whatever_the_clocks_of_nodes_say() {
+    for ahead in [-3600, -5, 5, 3600] {
+        let (mut stage, node) = stage(saving(json!({})));
+        let save = |stage: &mut Stage, ahead: i64| {
+            stage.save_by("j-1-0", ahead);
+            stage.save_by("j-1-1", ahead);
+        };
+        save(&mut stage, ahead);
+        stage.turn("j");
+        stage.pass(1);
+        taint(&mut stage, &node, SPOT);
+        stage.turn("j");
+        stage.pass(1);
+        stage.turn("j");
+        let outcome = latest(&stage).outcome;
+        assert_eq!(outcome, None, "{ahead}: it has saved nothing since");
+        stage.pass(20);
+        save(&mut stage, ahead);
+        stage.pass(2);
+        stage.turn("j");
+        let outcome = latest(&stage).outcome;
+        assert_eq!(outcome, Some(Outcome::Interrupted), "{ahead}: it has");
+        let message = status(&stage).message;
+        assert!(message.contains("it has just written"), "{message}");
+
+        stage.pass(60);
+        stage.bury();
+        run(&mut stage);
+        stage.save("j-2-0");
+        stage.turn("j");
+        let known = status(&stage).last_checkpoint.map(|time| time.0);
+        assert_eq!(known, Some(stage.now), "{ahead}: of the attempt that is on");
+    }
+}
+
+#[test]
 fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
     let (mut stage, node) = stage(saving(json!({})));
     let known = stage.nodes.get_mut(&node).expect("the node");

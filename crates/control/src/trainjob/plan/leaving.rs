@@ -67,9 +67,7 @@ impl Turn<'_> {
             let wait = if saves { wait } else { Duration::ZERO };
             after(self.now, wait.min(self.config.notice_wait_max))
         });
-        let saved = self.status.last_checkpoint.as_ref();
-        let is_saved = saved.is_some_and(|saved| after(saved.0, SAVED_LATELY) > self.now);
-        let is_idle = until.is_none() && (!saves || is_saved);
+        let is_idle = until.is_none() && (!saves || self.saved_within(SAVED_LATELY));
         (!is_idle).then(|| Leaving {
             node,
             by,

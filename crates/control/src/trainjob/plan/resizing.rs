@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Outcome, Preemption};
@@ -22,8 +22,6 @@ use crate::world::{Demand, first, joined, plan_of};
 
 /// So long after a checkpoint little is lost.
 const JUST_SAVED: Duration = Duration::from_secs(60);
-/// Who has saved so short ago is not asked to again before it gives way.
-const SAVED_LATELY: SignedDuration = SignedDuration::from_secs(10);
 /// A gang that could have more workers has them after this time, whatever it loses by it.
 const UNSAVED_MAX: Duration = Duration::from_secs(1800);
 
@@ -102,9 +100,9 @@ impl Turn<'_> {
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         let known = attempt.preemption.as_ref();
         let known = known.and_then(|known| Some((time(&known.asked_at)?, time(&known.until)?)));
-        let lately = self.now.saturating_sub(SAVED_LATELY);
-        let unasked = (lately.unwrap_or(self.now), Timestamp::MAX);
-        let (asked, until) = known.unwrap_or(unasked);
+        let Some((asked, until)) = known else {
+            return !self.saved_just_now(attempt);
+        };
         let saved = self.saved_since(attempt, asked);
         until > self.now && saved.is_none_or(|saved| saved > self.now)
     }
