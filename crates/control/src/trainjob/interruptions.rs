@@ -183,6 +183,40 @@ fn what_is_saved_is_known_whatever_the_clocks_of_nodes_say() {
 }
 
 #[test]
+fn nothing_that_is_said_later_gives_a_gang_more_time() {
+    let two = json!({"gpus": 2});
+    let mut stage = Stage::new([job(saving(two))], [node("n1", 2), node("n2", 2)]);
+    run(&mut stage);
+    let nodes = latest(&stage).nodes;
+    assert_ne!(nodes[0], nodes[1]);
+    let until = |stage: &Stage| latest(stage).leaving.and_then(|it| it.until);
+    let autoscaler = "ToBeDeletedByClusterAutoscaler";
+    // 90 s, then 60 s of another node when 20 s are left, then 15 s of that node when 16 s are left.
+    taint(&mut stage, &nodes[1], SPOT);
+    stage.turn("j");
+    let first = until(&stage).expect("a time");
+    let asked = latest(&stage).leaving.expect("it").asked_at;
+    stage.pass(70);
+    taint(&mut stage, &nodes[0], autoscaler);
+    let said = stage.turn("j");
+    assert_eq!(until(&stage), Some(first.clone()), "{said}");
+    assert!(!said.contains("ask pod"), "it was asked: {said}");
+    stage.pass(4);
+    taint(
+        &mut stage,
+        &nodes[0],
+        "cloud.google.com/impending-node-termination",
+    );
+    stage.turn("j");
+    let sooner = until(&stage).expect("a time");
+    assert_eq!(first.0.duration_since(sooner.0).as_secs(), 1);
+    assert_eq!(latest(&stage).leaving.expect("it").asked_at, asked);
+    stage.pass(15);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+}
+
+#[test]
 fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
     let (mut stage, node) = stage(saving(json!({})));
     let known = stage.nodes.get_mut(&node).expect("the node");

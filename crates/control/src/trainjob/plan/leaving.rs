@@ -23,6 +23,7 @@ const SAVED_LATELY: Duration = Duration::from_secs(300);
 const DISRUPTED: Duration = Duration::from_secs(15);
 
 /// What takes a worker away, and when.
+#[derive(Clone)]
 struct Threat {
     node: String,
     by: String,
@@ -42,25 +43,41 @@ impl Turn<'_> {
     /// Puts on record that the attempt is to leave a node and since when that is known, or that it need not any more.
     pub(super) fn note_leaving(&mut self) {
         let Some(attempt) = self.live() else { return };
-        let leaving = self.threat(&attempt).and_then(|threat| {
-            let known = attempt.leaving.as_ref().filter(|known| {
-                known.node == threat.node && known.until.is_some() == threat.wait.is_some()
-            });
-            let known = known.cloned();
-            known.or_else(|| self.leaving(&attempt, threat).map(Box::new))
+        let threats = self.threats(&attempt);
+        // Of several as urgent the first, so that it stays the same.
+        let most_urgent = threats.iter().reduce(|one, other| {
+            if other.urgency() > one.urgency() {
+                other
+            } else {
+                one
+            }
+        });
+        let leaving = most_urgent.and_then(|threat| {
+            let known = attempt.leaving.as_deref();
+            let known = known.filter(|known| known.until.is_some() == threat.wait.is_some());
+            match known {
+                Some(known) if known.until.is_some() => {
+                    let threatens = |it: &Threat| it.node == known.node && it.wait.is_some();
+                    let is_told = threats.iter().any(threatens);
+                    let fresh = self.leaving(&attempt, threat)?;
+                    Some(sooner(known, fresh, is_told))
+                }
+                Some(known) if known.node == threat.node => Some(known.clone()),
+                _ => self.leaving(&attempt, threat),
+            }
         });
         if let Some(attempt) = self.status.attempts.last_mut() {
-            attempt.leaving = leaving;
+            attempt.leaving = leaving.map(Box::new);
         }
     }
 
-    fn leaving(&self, attempt: &Attempt, threat: Threat) -> Option<Leaving> {
+    fn leaving(&self, attempt: &Attempt, threat: &Threat) -> Option<Leaving> {
         let Threat {
             node,
             by,
             why,
             wait,
-        } = threat;
+        } = threat.clone();
         let saves = attempt.running_at.is_some() && self.job.spec.checkpoint.is_some();
         let until = wait.map(|wait| {
             // Who has nothing to save has nothing to wait for.
@@ -77,8 +94,8 @@ impl Turn<'_> {
         })
     }
 
-    /// The most urgent of what is said of its nodes and pods.
-    fn threat(&self, attempt: &Attempt) -> Option<Threat> {
+    /// What is said of its nodes and pods.
+    fn threats(&self, attempt: &Attempt) -> Vec<Threat> {
         let ranks = self.ranks(attempt);
         let concerned = ranks.iter().zip(&attempt.nodes).enumerate();
         let concerned = concerned
@@ -93,14 +110,7 @@ impl Turn<'_> {
             let of_pod = worker.and_then(|worker| of_pod(node, &worker));
             of_node.into_iter().chain(of_pod)
         });
-        // Of several the first, so that it stays the same.
-        threats.reduce(|one, other| {
-            if other.urgency() > one.urgency() {
-                other
-            } else {
-                one
-            }
-        })
+        threats.collect()
     }
 
     /// The end of an attempt that has saved its work before its node goes, or has no more time to.
@@ -172,6 +182,27 @@ impl Turn<'_> {
     pub(super) fn has_spot(&self, nodes: &[String]) -> bool {
         let mut nodes = nodes.iter().filter_map(|it| self.observed.cluster.node(it));
         nodes.any(|node| node.spot)
+    }
+}
+
+/// Whoever else says that it is to go, and of whichever of its nodes, gives it no more time than it has. `is_told` says that what is known
+/// is still said.
+fn sooner(known: &Leaving, fresh: Leaving, is_told: bool) -> Leaving {
+    let is_sooner = fresh.until < known.until;
+    let until = if is_sooner {
+        fresh.until.clone()
+    } else {
+        known.until.clone()
+    };
+    let words = if is_sooner || !is_told {
+        fresh
+    } else {
+        known.clone()
+    };
+    Leaving {
+        asked_at: known.asked_at.clone(),
+        until,
+        ..words
     }
 }
 
