@@ -275,6 +275,12 @@ fn what_falls_with_its_node_has_not_failed() {
 fn a_silent_node_is_lost_and_its_gang_begins_anew_elsewhere() {
     let (mut stage, node) = stage(saving(json!({})));
     silence(&mut stage, &node);
+    let said = stage.turn("j");
+    assert!(said.contains("again in 10s"), "{said}");
+    stage.pass(9);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, None, "others may follow it");
+    stage.pass(1);
     stage.turn("j");
     let attempt = latest(&stage);
     assert_eq!(attempt.outcome, Some(Outcome::Interrupted));
@@ -295,8 +301,11 @@ fn where_most_nodes_fall_silent_at_once_nobody_is_moved() {
     for name in ["n1", "n2", "n3"] {
         silence(&mut stage, name);
     }
-    stage.turn("j");
-    assert_eq!(latest(&stage).outcome, None, "it is not the nodes");
+    for _ in 0..2 {
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None, "it is not the nodes");
+        stage.pass(10);
+    }
     let own = latest(&stage).nodes[0].clone();
     for name in ["n1", "n2", "n3"] {
         if *name != *own {
@@ -305,6 +314,49 @@ fn where_most_nodes_fall_silent_at_once_nobody_is_moved() {
                 .insert(name.to_owned(), super::fixtures::node(name, 2));
         }
     }
+    stage.turn("j");
+    stage.pass(10);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+}
+
+/// They are found silent one after the other, and it is not said of the first that it is lost.
+#[test]
+fn who_is_on_the_first_of_many_nodes_that_fall_silent_is_not_moved_either() {
+    let nodes = ["n1", "n2", "n3"].map(|name| super::fixtures::node(name, 2));
+    for saves in [true, false] {
+        let spec = if saves {
+            json!({})
+        } else {
+            json!({"checkpoint": null})
+        };
+        let mut stage = Stage::new([job(saving(spec))], nodes.clone());
+        run(&mut stage);
+        let first = latest(&stage).nodes[0].clone();
+        silence(&mut stage, &first);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None);
+        stage.pass(4);
+        for name in ["n1", "n2", "n3"] {
+            silence(&mut stage, name);
+        }
+        stage.pass(6);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None);
+        assert_eq!(latest(&stage).leaving, None);
+    }
+}
+
+#[test]
+fn a_machine_that_is_said_to_be_off_is_lost_at_once_whatever_is_silent() {
+    let nodes = ["n1", "n2", "n3"].map(|name| super::fixtures::node(name, 2));
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    run(&mut stage);
+    for name in ["n1", "n2", "n3"] {
+        silence(&mut stage, name);
+    }
+    let own = latest(&stage).nodes[0].clone();
+    taint(&mut stage, &own, "node.kubernetes.io/out-of-service");
     stage.turn("j");
     assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
 }

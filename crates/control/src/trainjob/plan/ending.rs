@@ -173,7 +173,7 @@ fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) 
         Some(worker) if worker.is_stopping() => Some(End::Deleted),
         // Before all ran, a pod that is not there may simply not have been created yet.
         None if attempt.running_at.is_some() => Some(End::Deleted),
-        _ if is_gone(turn, node) || is_lost(turn, node) => Some(End::NodeGone),
+        _ if is_gone(turn, node) || is_lost(turn, attempt, node) => Some(End::NodeGone),
         _ => None,
     });
     lost.map(|(rank, diagnosis)| diagnosed(diagnosis, rank, None, turn.now))
@@ -374,10 +374,18 @@ fn hung(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     })
 }
 
-/// It gives no sign of life. What is on it cannot be told to end, and may run on: what it writes is fenced off from the next attempt.
-fn is_lost(turn: &Turn<'_>, node: &str) -> bool {
+/// It is off, or gives no sign of life for long. What is on it cannot be told to end, and may run on: what it writes is fenced off from the
+/// next attempt.
+fn is_lost(turn: &Turn<'_>, attempt: &Attempt, node: &str) -> bool {
+    let leaving = attempt.leaving.as_ref();
+    let until = leaving.and_then(|leaving| leaving.until.as_ref());
+    let is_over = until.is_some_and(|until| until.0 <= turn.now);
     let notice = turn.observed.notices.get(node);
-    notice.is_some_and(|notice| notice.then == Then::Gone)
+    notice.is_some_and(|notice| match notice.then {
+        Then::Gone => true,
+        Then::Silent => is_over,
+        Then::MayGo | Then::Goes { .. } => false,
+    })
 }
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.

@@ -19,6 +19,10 @@ impl Turn<'_> {
     /// Keeps the attempt going: its pods there, all others not.
     pub(super) fn carry_on(&mut self, attempt: &Attempt) {
         self.status.waiting = None;
+        let leaving = attempt.leaving.as_ref();
+        if let Some(until) = leaving.and_then(|leaving| leaving.until.as_ref()) {
+            self.wake_at(until.0);
+        }
         let ranks = self.ranks(attempt);
         // One that goes on from another follows it when all of that has stopped.
         let earlier = self.still_stopping(attempt.number);
@@ -72,7 +76,8 @@ impl Turn<'_> {
         self.status.ready = format!("{running}/{}", ranks.len());
         self.note_succeeded(&ranks);
         if started || attempt.running_at.is_some() {
-            let (reason, message) = standing(attempt, ranks.len());
+            let saves = self.job.spec.checkpoint.is_some();
+            let (reason, message) = standing(attempt, ranks.len(), saves);
             self.say(Phase::Running, reason, message);
         } else if let Some(limit) = self.awaits_nodes(attempt) {
             let waiting = present().find(|worker| worker.pod.node().is_none());
@@ -205,10 +210,10 @@ impl Turn<'_> {
 }
 
 /// What is said of an attempt that runs: that it does, or for how long.
-fn standing(attempt: &Attempt, workers: usize) -> (Reason, String) {
+fn standing(attempt: &Attempt, workers: usize, saves: bool) -> (Reason, String) {
     let leaving = attempt.leaving.as_ref().filter(|it| it.until.is_some());
     match (leaving, &attempt.preemption) {
-        (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving)),
+        (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving, saves)),
         (None, Some(preemption)) => (Reason::Preempted, telling::giving_way(preemption)),
         (None, None) => (Reason::WorkersRunning, telling::running(workers)),
     }

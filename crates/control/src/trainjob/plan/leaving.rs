@@ -22,6 +22,10 @@ const SAVED_LATELY: Duration = Duration::from_secs(300);
 /// A pod that is about to be deleted is so within moments.
 const DISRUPTED: Duration = Duration::from_secs(15);
 
+/// How long a node may be silent until it is taken to be lost. Of many that fall silent at once the cluster says so one after the other,
+/// within the five seconds in which it looks at all of them: until then it is not known whether it is the node or the way to it.
+const SILENT_MAX: Duration = Duration::from_secs(10);
+
 /// What takes a worker away, and when.
 #[derive(Clone)]
 struct Threat {
@@ -30,6 +34,8 @@ struct Threat {
     why: String,
     /// How long it has to save its work; absent: it may stay.
     wait: Option<Duration>,
+    /// It is not known yet whether it goes.
+    is_silence: bool,
 }
 
 impl Threat {
@@ -77,12 +83,17 @@ impl Turn<'_> {
             by,
             why,
             wait,
+            is_silence,
         } = threat.clone();
         let saves = attempt.running_at.is_some() && self.job.spec.checkpoint.is_some();
         let until = wait.map(|wait| {
-            // Who has nothing to save has nothing to wait for.
-            let wait = if saves { wait } else { Duration::ZERO };
-            after(self.now, wait.min(self.config.notice_wait_max))
+            let wait = match (is_silence, saves) {
+                (true, _) => wait,
+                (false, true) => wait.min(self.config.notice_wait_max),
+                // Who has nothing to save has nothing to wait for.
+                (false, false) => Duration::ZERO,
+            };
+            after(self.now, wait)
         });
         let is_idle = until.is_none() && (!saves || self.saved_within(SAVED_LATELY));
         (!is_idle).then(|| Leaving {
@@ -210,6 +221,7 @@ fn of_node(node: &str, notice: &Notice) -> Option<Threat> {
     let wait = match notice.then {
         Then::MayGo => None,
         Then::Goes { wait } => Some(wait.0),
+        Then::Silent => Some(SILENT_MAX),
         // It is lost, and its gang with it.
         Then::Gone => return None,
     };
@@ -218,6 +230,7 @@ fn of_node(node: &str, notice: &Notice) -> Option<Threat> {
         by: notice.by.to_owned(),
         why: format!("{} ({})", notice.why, notice.said_by),
         wait,
+        is_silence: notice.then == Then::Silent,
     })
 }
 
@@ -230,5 +243,6 @@ fn of_pod(node: &str, worker: &Worker<'_>) -> Option<Threat> {
         by: "Kubernetes".to_owned(),
         why: format!("it is about to delete the worker: {why} (DisruptionTarget)"),
         wait: Some(DISRUPTED),
+        is_silence: false,
     })
 }

@@ -232,12 +232,17 @@ pub fn giving_way(preemption: &Preemption) -> String {
 }
 
 /// While its node is still there.
-pub fn leaving(leaving: &Leaving) -> String {
+pub fn leaving(leaving: &Leaving, saves: bool) -> String {
     let Leaving { node, by, why, .. } = leaving;
     let until = leaving.until.as_ref();
     let until = until.map(|until| format!(", by {:.0} at the latest", until.0));
+    let moves = if saves {
+        "it was asked for a checkpoint and then moves"
+    } else {
+        "it moves"
+    };
     format!(
-        "node {node} goes away, says {by}: {why}; it was asked for a checkpoint and then moves{}",
+        "node {node} goes away, says {by}: {why}; {moves}{}",
         until.unwrap_or_default()
     )
 }
