@@ -217,6 +217,29 @@ fn nothing_that_is_said_later_gives_a_gang_more_time() {
 }
 
 #[test]
+fn who_was_put_on_a_node_that_goes_waits_before_it_tries_again() {
+    let nodes = [node("n1", 2), node("n2", 2)];
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    let mut waits = Vec::new();
+    for _ in 0..2 {
+        stage.turn("j");
+        let attempt = latest(&stage);
+        let node = attempt.nodes[0].clone();
+        taint(&mut stage, &node, SPOT);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+        assert_eq!(latest(&stage).avoid, [node.clone()]);
+        let next = status(&stage).next_attempt_at.expect("a wait");
+        waits.push(next.0.duration_since(stage.now));
+        stage.nodes.get_mut(&node).expect("it").spec = None;
+        stage.pass(300);
+        stage.bury();
+    }
+    assert!(waits[0] > jiff::SignedDuration::ZERO, "{waits:?}");
+    assert!(waits[1] > waits[0], "{waits:?}");
+}
+
+#[test]
 fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
     let (mut stage, node) = stage(saving(json!({})));
     let known = stage.nodes.get_mut(&node).expect("the node");

@@ -155,8 +155,11 @@ impl Turn<'_> {
             reason: Reason::NodeLeaving.to_string(),
             message: message.clone(),
         };
+        // Whoever put it there may do so again, before it has run.
+        let node = attempt.running_at.is_none().then_some(&leaving.node);
         Ending {
             exit: Some(exit),
+            avoid: node.cloned().into_iter().collect(),
             ..Ending::begun_anew(Outcome::Interrupted, Reason::NodeLeaving, message, self.now)
         }
     }
