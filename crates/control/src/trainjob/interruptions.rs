@@ -228,7 +228,7 @@ fn who_was_put_on_a_node_that_goes_waits_before_it_tries_again() {
         taint(&mut stage, &node, SPOT);
         stage.turn("j");
         assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
-        assert_eq!(latest(&stage).avoid, [node.clone()]);
+        assert_eq!(latest(&stage).avoid, std::slice::from_ref(&node));
         let next = status(&stage).next_attempt_at.expect("a wait");
         waits.push(next.0.duration_since(stage.now));
         stage.nodes.get_mut(&node).expect("it").spec = None;
@@ -418,6 +418,54 @@ fn after_so_many_interruptions_machines_that_can_be_taken_away_are_left_alone() 
     run(&mut stage);
     assert_eq!(latest(&stage).nodes, ["n3", "n3"]);
     assert!(!latest(&stage).spot);
+}
+
+type Happens<'a> = &'a dyn Fn(&mut Stage);
+
+#[test]
+fn only_a_machine_that_was_taken_away_counts_as_an_interruption_of_it() {
+    let fenced = i32::from(stoke_api::contract::checkpoints::EXIT_FENCED);
+    let evict = |stage: &mut Stage, reason: &str| {
+        stage.end_pod("j-1-0", 137, "Error");
+        let status = stage
+            .pods
+            .get_mut("j-1-0")
+            .and_then(|it| it.status.as_mut());
+        status.expect("a status").reason = Some(reason.to_owned());
+    };
+    let cases: [(&str, u32, Happens<'_>); 6] = [
+        ("a person deletes it", 0, &|stage| {
+            stage.delete_pod("j-1-0", None);
+        }),
+        ("another attempt writes", 0, &|stage| {
+            stage.end_pod("j-1-0", fenced, "Error");
+        }),
+        ("its node is full", 0, &|stage| evict(stage, "Evicted")),
+        ("others are more important", 0, &|stage| {
+            evict(stage, "Preempting");
+        }),
+        ("its machine shuts down", 1, &|stage| {
+            evict(stage, "Terminated");
+        }),
+        ("its machine is gone", 1, &|stage| stage.nodes.clear()),
+    ];
+    for (case, counted, happens) in cases {
+        for has_run in [true, false] {
+            let mut stage = Stage::new([job(saving(json!({"workers": 1})))], [node("n1", 2)]);
+            make_spot(&mut stage);
+            if has_run {
+                run(&mut stage);
+            } else {
+                stage.turn("j");
+            }
+            happens(&mut stage);
+            stage.turn("j");
+            let outcome = latest(&stage).outcome;
+            assert_eq!(outcome, Some(Outcome::Interrupted), "{case}");
+            let told = status(&stage).spot_interruptions;
+            assert_eq!(told, counted, "{case}, {has_run}");
+        }
+    }
 }
 
 /// A job that goes after others, and writes checkpoints.

@@ -66,7 +66,8 @@ impl Turn<'_> {
             let spot = self.has_spot(&attempt.nodes);
             if let Some(attempt) = self.status.attempts.last_mut() {
                 attempt.running_at = Some(Time(at));
-                attempt.spot = spot;
+                // Nodes that were yet to come are known by now.
+                attempt.spot |= spot;
             }
             self.status.started_at.get_or_insert(Time(at));
         }

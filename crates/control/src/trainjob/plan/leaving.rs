@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Exit, Leaving, Outcome, Spot};
+use stoke_memory::{Cause, FENCED};
 
 use super::ending::Ending;
 use super::{Turn, after, telling};
@@ -166,10 +167,15 @@ impl Turn<'_> {
 
     /// Did it end with a machine that can be taken away, because that was?
     pub(super) fn is_reclaimed(&self, ending: &Ending) -> bool {
-        let by_outside = matches!(
-            ending.reason,
-            Reason::NodeLeaving | Reason::Evicted | Reason::WorkerLost
-        );
+        let cause = ending.diagnosis.as_ref();
+        let went_with_it = cause.is_some_and(|found| match found.cause {
+            Cause::NodeLost => true,
+            // Another attempt that still writes its checkpoints has nothing to do with the machine.
+            Cause::Disrupted => found.word != FENCED,
+            // A person, a node that is full, or more important work.
+            _ => false,
+        });
+        let by_outside = ending.reason == Reason::NodeLeaving || went_with_it;
         let rank = ending.exit.as_ref().map(|exit| exit.rank as usize);
         let last = self.status.attempts.last();
         let node = last.and_then(|attempt| attempt.nodes.get(rank?));

@@ -164,6 +164,7 @@ impl Turn<'_> {
             storage_promised: attempt.storage_promised,
             shm: attempt.shm,
             tuning: attempt.tuning.clone(),
+            spot: self.has_spot(&plan.nodes),
             ..placing::placed(self.job, plan)
         };
         self.end(Ending {
