@@ -41,6 +41,10 @@ const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(30);
 /// How long a node may say that it cannot start a worker: a Secret that it lacks may be on its way.
 const UNSTARTABLE_MAX: Duration = Duration::from_secs(120);
 
+/// How long after it was placed an attempt is kept though its data cannot be copied at the moment: what was copied is kept, and a store that
+/// does not answer seldom does so for long. Not without end, for it may be that node alone.
+const STAGED_IN_VAIN_MAX: Duration = Duration::from_secs(3600);
+
 /// How long after the first failure a cluster's agents are waited for. They learn of it when we do, and what they have measured may be
 /// what explains it. More than they need, for times of ends are in whole seconds and of the node's clock.
 const DIGEST_MAX: SignedDuration = SignedDuration::from_secs(5);
@@ -271,12 +275,13 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     if let Some(due) = turn.awaits_nodes(attempt) {
         return (due <= turn.now).then(|| without_nodes(turn, attempt, ranks));
     }
+    let over = |at: Timestamp| at <= turn.now;
     // Data takes as long as it takes, and nothing would be faster anew.
     let is_staging = ranks.iter().flatten().any(Worker::is_staging);
-    if is_staging || turn.follows_another(attempt, ranks) {
+    let stages_again = stages_until(attempt, ranks).is_some_and(|until| !over(until));
+    if is_staging || stages_again || turn.follows_another(attempt, ranks) {
         return None;
     }
-    let over = |at: Timestamp| at <= turn.now;
     let all = over(after(placed.0, turn.config.start_deadline));
     let late = || {
         (0_u32..).zip(ranks).filter(|(rank, worker)| match worker {
@@ -318,6 +323,14 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         avoid: avoid.into_iter().collect(),
         ..diagnosed(diagnosis, rank, None, turn.now)
     })
+}
+
+/// Until when a worker is waited for whose node could not copy its data, and tries again.
+pub fn stages_until(attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Timestamp> {
+    let placed = attempt.placed_at.as_ref()?.0;
+    let mut workers = ranks.iter().flatten();
+    let stages_again = workers.any(Worker::stages_again);
+    stages_again.then(|| after(placed, STAGED_IN_VAIN_MAX))
 }
 
 /// No autoscaler has brought nodes for all of the gang: what it has is given back.

@@ -119,6 +119,10 @@ impl Turn<'_> {
                 if workers.iter().flatten().any(Worker::is_staging) {
                     return;
                 }
+                if let Some(until) = ending::stages_until(&attempt, &workers) {
+                    self.wake_at(until);
+                    return;
+                }
                 self.wake_at(after(placed, self.config.start_deadline));
                 for worker in self.ranks(&attempt).iter().flatten() {
                     if let Some(at) = ending::given_up_at(worker, &attempt) {
