@@ -264,6 +264,25 @@ fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
 }
 
 #[test]
+fn an_elastic_gang_that_is_about_to_move_does_not_grow_first() {
+    let mut stage = with_room_to_grow();
+    let taint = json!({"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"});
+    let spec = serde_json::from_value(json!({"taints": [taint]})).expect("a spec");
+    stage.nodes.get_mut("n1").expect("it").spec = Some(spec);
+    let told = stage.turn("g");
+    assert!(told.starts_with("Running (NodeLeaving)"), "{told}");
+    let plan = stage.plan("g").expect("a plan");
+    assert_eq!(plan.status.attempts.len(), 1, "it moves, and grows then");
+    stage.pass(5);
+    for pod in ["g-1-0", "g-1-1"] {
+        stage.save(pod);
+    }
+    stage.pass(2);
+    stage.turn("g");
+    assert_eq!(attempt(&stage, "g").outcome, Some(Outcome::Interrupted));
+}
+
+#[test]
 fn an_elastic_gang_grows_where_there_is_room() {
     let mut stage = with_room_to_grow();
     insta::assert_snapshot!(stage.turn("g"), @r"

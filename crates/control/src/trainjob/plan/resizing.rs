@@ -32,8 +32,14 @@ impl Turn<'_> {
         if !matches!(demand, Some(Demand::Yield { .. } | Demand::Shrink { .. })) {
             self.set_preemption(None);
         }
+        let moves = attempt
+            .leaving
+            .as_ref()
+            .is_some_and(|it| it.until.is_some());
         match demand {
             None => {}
+            // All of its room comes free when it moves, which is soon.
+            Some(Demand::Shrink { .. }) if moves => {}
             Some(Demand::Yield { by, why } | Demand::Shrink { by, why, .. })
                 if self.saves_first(attempt) =>
             {
@@ -46,8 +52,11 @@ impl Turn<'_> {
                 let preemption = self.preemption(attempt, &by, why);
                 self.resize(attempt, &kept, Some(preemption));
             }
-            // What a worker that has ended well gave back is offered, and is its own the next time.
-            Some(Demand::Grow { .. }) if self.is_about_to_end(attempt) => self.declines = true,
+            // What a worker that has ended well gave back is offered, and is its own the next time. On a node that goes it would grow to begin
+            // anew at once.
+            Some(Demand::Grow { .. }) if self.is_about_to_end(attempt) || moves => {
+                self.declines = true;
+            }
             Some(Demand::Grow { plan }) => {
                 if let Err(later) = self.may_grow(attempt) {
                     return self.wake_at(later);
