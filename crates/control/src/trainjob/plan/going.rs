@@ -142,6 +142,7 @@ impl Turn<'_> {
         self.datasets_are_there()
             .map_err(|missing| Misconfigured::new("datasets", missing))?;
         let blueprint = Blueprint::new(self.job, &self.observed.datasets, self.config)?;
+        let blueprint = blueprint.on(self.spot());
         let site = Site {
             attempt,
             addresses: &self.observed.addresses,
