@@ -310,18 +310,28 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         ..evidence
     };
     let diagnosis = diagnose(&evidence);
+    let kept = turn.keeps_volume(attempt.number);
     let avoid: BTreeSet<String> = match diagnosis.blame {
         // It would be the same anywhere.
         Blame::Job => BTreeSet::new(),
+        Blame::Outside if kept.is_some() => BTreeSet::new(),
         Blame::Outside => late()
             .filter_map(|(rank, worker)| Some((node(rank), (*worker)?)))
             .filter(|(node, worker)| !worker.is_pulling() || was_late_before(turn, node))
             .map(|(node, _)| node)
             .collect(),
     };
+    let mut ending = diagnosed(diagnosis, rank, None, turn.now);
+    if let Some((node, claim)) = kept {
+        let words = telling::volume_kept(node, claim);
+        ending.message.push_str(&words);
+        if let Some(exit) = &mut ending.exit {
+            exit.message.push_str(&words);
+        }
+    }
     Some(Ending {
         avoid: avoid.into_iter().collect(),
-        ..diagnosed(diagnosis, rank, None, turn.now)
+        ..ending
     })
 }
 

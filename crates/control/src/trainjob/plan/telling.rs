@@ -363,6 +363,14 @@ pub fn never_starts(attempts: usize, status: &TrainJobStatus) -> String {
     format!("{attempts} attempts in a row did not start; the last: {last}")
 }
 
+/// After a sentence.
+pub fn volume_kept(node: &str, claim: &str) -> String {
+    format!(
+        "; node {node}, which does not answer, may still have the volume of claim {claim}: if its machine is off, say so with \
+         kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+}
+
 fn last_words(status: &TrainJobStatus) -> String {
     let exit = status
         .attempts
