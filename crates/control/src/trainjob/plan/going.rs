@@ -193,7 +193,7 @@ impl Turn<'_> {
         let of_first = checkpoint.is_some_and(|it| it.is_for_first_only(workers));
         let mut claims = self.observed.claims.iter();
         let unshared = claims.find(|(path, (_, claim))| {
-            !claim.shared && !(of_first && path.as_str() == "checkpoint")
+            !(claim.shared || of_first && path.as_str() == "checkpoint")
         });
         match unshared {
             None => Ok(()),
