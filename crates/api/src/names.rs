@@ -150,3 +150,5 @@ pub const DATA_DRIVER: &str = "data.stokehold.dev";
 pub const DATA_DRIVER_DATASET: &str = "dataset";
 /// Why a container waits whose node is copying a dataset. That takes as long as it takes.
 pub const STAGING_REASON: &str = "StagingDataset";
+/// The same where that failed. Its node tries again.
+pub const STAGING_FAILED_REASON: &str = "StagingFailed";

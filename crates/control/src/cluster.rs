@@ -25,7 +25,7 @@ pub use devices::devices;
 pub use notices::{Notice, Then, notice};
 
 /// How the clouds and Karpenter say that a node can be taken away.
-const SPOT_LABELS: [(&str, &str); 4] = [
+pub const SPOT_LABELS: [(&str, &str); 4] = [
     ("karpenter.sh/capacity-type", "spot"),
     ("cloud.google.com/gke-spot", "true"),
     ("eks.amazonaws.com/capacityType", "SPOT"),

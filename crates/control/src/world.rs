@@ -62,6 +62,8 @@ pub struct World {
     addresses: Arc<BTreeMap<String, String>>,
     /// Nodes that go away, or may.
     notices: BTreeMap<String, Notice>,
+    /// Were most nodes silent when the last change of one was noted?
+    was_outage: bool,
     /// The ports that each job's latest attempt has, or its next will. Empty where pods have a network of their own.
     leased: BTreeMap<Key, RangeInclusive<u16>>,
 }
@@ -113,6 +115,7 @@ impl World {
             unbound: BTreeSet::new(),
             addresses: Arc::default(),
             notices: BTreeMap::new(),
+            was_outage: false,
             leased: BTreeMap::new(),
         }
     }

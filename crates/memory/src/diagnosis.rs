@@ -26,6 +26,7 @@ pub use cause::{Cause, Confidence, Framework, Remedy, Resource, Shape};
 pub use events::events_may_tell;
 pub use figures::Figures;
 pub use log::{LogDigest, LogScan};
+pub use program::FENCED;
 pub use start::may_still_start;
 
 /// What is known of a worker that did not end well.

@@ -18,9 +18,9 @@ mod sizing;
 
 pub use backtest::{FAILURE_COST_GIB_H, Policy, Report, Score, TableError, Workflow, backtest};
 pub use diagnosis::{
-    Blame, Cause, Confidence, Diagnosis, End, Evidence, Facts, Figures, Framework, LeakRate,
-    LogDigest, LogScan, NOT_STARTED, Remedy, Resource, Shape, Terminated, Usage, diagnose,
-    events_may_tell, may_still_start,
+    Blame, Cause, Confidence, Diagnosis, End, Evidence, FENCED, Facts, Figures, Framework,
+    LeakRate, LogDigest, LogScan, NOT_STARTED, Remedy, Resource, Shape, Terminated, Usage,
+    diagnose, events_may_tell, may_still_start,
 };
 pub use digest::Digest;
 pub use foresee::{Earlier, Place, Point, Verdict, Watcher};

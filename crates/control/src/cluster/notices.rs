@@ -25,7 +25,9 @@ pub enum Then {
     MayGo,
     /// It goes. Whoever saves its work has so long for it, and is then stopped with what is left of the notice.
     Goes { wait: Wait },
-    /// It gives no sign of life, or is declared gone: nothing on it is waited for.
+    /// It gives no sign of life. That may be the node, or the way to it.
+    Silent,
+    /// Someone who knows says that its machine is off: nothing on it is waited for.
     Gone,
 }
 
@@ -159,7 +161,7 @@ const TAINTS: [Row; 14] = [
         None,
         "Kubernetes",
         "it gives no sign of life",
-        Then::Gone,
+        Then::Silent,
     ),
 ];
 
@@ -277,7 +279,7 @@ fn of_condition(condition: &NodeCondition) -> Option<Notice> {
             by: "Kubernetes",
             why: "it gives no sign of life",
             said_by: "Ready",
-            then: Then::Gone,
+            then: Then::Silent,
         }),
         ("Ready", "False") if says(SHUTTING_DOWN) => Some(Notice {
             by: "its kubelet",
@@ -308,6 +310,7 @@ mod tests {
         let then = match notice.then {
             Then::MayGo => "may go".to_owned(),
             Then::Goes { wait } => format!("goes, {} s", wait.0.as_secs()),
+            Then::Silent => "silent".to_owned(),
             Then::Gone => "gone".to_owned(),
         };
         format!("{then}: {} ({}: {})", notice.why, notice.by, notice.said_by)
@@ -479,7 +482,7 @@ mod tests {
         a candidate: may go: it may be removed soon (Cluster Autoscaler: DeletionCandidateOfClusterAutoscaler)
         several, the most urgent: goes, 15 s: its machine is about to be stopped (Google Cloud: cloud.google.com/impending-node-termination)
         out of service: gone: it is out of service (an administrator: node.kubernetes.io/out-of-service)
-        silent: gone: it gives no sign of life (Kubernetes: Ready)
+        silent: silent: it gives no sign of life (Kubernetes: Ready)
         unready but there: nothing
         shutting down: goes, 0 s: its machine shuts down (its kubelet: Ready)
         Azure: goes, 15 s: its spot machine is reclaimed (Azure: VMEventScheduled)

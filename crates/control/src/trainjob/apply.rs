@@ -173,9 +173,12 @@ pub async fn carry_out(
     let (tellings, later): (Vec<_>, Vec<_>) = later
         .into_iter()
         .partition(|action| matches!(action, Action::Tell(_)));
+    let is_last = later
+        .iter()
+        .any(|action| matches!(action, Action::DeleteJob { .. }));
     for action in tellings.into_iter().chain(later) {
         match action {
-            Action::Learn(profile) => learn(hub, job, &profile).await?,
+            Action::Learn(profile) => learn(hub, job, &profile, is_last).await?,
             Action::Tell(telling) => tell(hub, job, telling).await,
             Action::DeleteJob { uid } => delete_job(hub, job, uid).await?,
             _ => {}
@@ -332,8 +335,13 @@ async fn ask_to_save(
 }
 
 /// What is not learned costs the next run some memory, and this one nothing: whatever is wrong with it is told in the log, and looked at
-/// again with the job's next turn.
-async fn learn(hub: &Hub, job: &TrainJob, profile: &JobProfile) -> Result<(), ApplyError> {
+/// again with the job's next turn. Where there is none, for the job goes now, it is kept until what will pass is over.
+async fn learn(
+    hub: &Hub,
+    job: &TrainJob,
+    profile: &JobProfile,
+    is_last: bool,
+) -> Result<(), ApplyError> {
     let api: Api<JobProfile> = Api::namespaced(hub.client.clone(), job.namespace());
     let name = profile.name_any();
     let written = if profile.metadata.resource_version.is_none() {
@@ -350,6 +358,7 @@ async fn learn(hub: &Hub, job: &TrainJob, profile: &JobProfile) -> Result<(), Ap
         // Another run of its kind ended at the same time: what is known now comes with the watch.
         Err(kube::Error::Api(status)) if status.code == 409 => Err(ApplyError::Conflict),
         Err(error) if is_fenced(&error) => Err(ApplyError::Fenced),
+        Err(error) if is_last && will_pass(&error) => Err(failed("note what the run used", error)),
         Err(error) => {
             tracing::warn!(
                 job = job.name(),
@@ -435,6 +444,15 @@ fn is_conflict(status: &Status) -> bool {
     status.code == 409 && status.reason == "Conflict"
 }
 
+/// Is it worth trying again, as it is?
+fn will_pass(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => !is_about_the_request(status),
+        // It was not reached, or did not answer.
+        _ => true,
+    }
+}
+
 fn is_about_the_request(status: &Status) -> bool {
     // A webhook that cannot be called is a 500, and does not go away by itself.
     let webhook = status.message.contains("failed calling webhook");
@@ -481,7 +499,9 @@ mod tests {
         ];
         for (code, reason, message, expected) in table {
             let status = Status::failure(message, reason).with_code(code).boxed();
-            let taken = match refused("create pod j-1-0", kube::Error::Api(status)) {
+            let error = kube::Error::Api(status);
+            assert_eq!(will_pass(&error), expected == "failed", "{code} {message}");
+            let taken = match refused("create pod j-1-0", error) {
                 ApplyError::Conflict => "conflict",
                 ApplyError::Refused(_) => "refused",
                 ApplyError::Failed { .. } => "failed",

@@ -354,7 +354,13 @@ impl Stage {
 
     /// A worker has written a checkpoint.
     pub fn save(&mut self, name: &str) {
-        let now = self.now.to_string();
+        self.save_by(name, 0);
+    }
+
+    /// The same, by a clock that is so many seconds ahead of ours.
+    pub fn save_by(&mut self, name: &str, ahead: i64) {
+        let now = self.now + jiff::SignedDuration::from_secs(ahead);
+        let now = now.to_string();
         let pod = self.pods.get_mut(name).expect("the pod");
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(LAST_CHECKPOINT_ANNOTATION.to_owned(), now);
@@ -367,6 +373,12 @@ impl Stage {
         };
         self.carry_out(job, &plan, usize::MAX);
         if let Some(again) = self.plan(job) {
+            let wakes = again.requeue_after;
+            assert_ne!(
+                wakes,
+                Some(Duration::ZERO),
+                "it would be looked at without end"
+            );
             let actions: Vec<String> = again.actions.iter().map(ToString::to_string).collect();
             assert!(actions.is_empty(), "there was more to do: {actions:?}");
             assert_eq!(

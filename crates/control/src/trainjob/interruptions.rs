@@ -147,6 +147,99 @@ fn who_does_not_save_in_time_moves_all_the_same() {
 }
 
 #[test]
+fn what_is_saved_is_known_whatever_the_clocks_of_nodes_say() {
+    for ahead in [-3600, -5, 5, 3600] {
+        let (mut stage, node) = stage(saving(json!({})));
+        let save = |stage: &mut Stage, ahead: i64| {
+            stage.save_by("j-1-0", ahead);
+            stage.save_by("j-1-1", ahead);
+        };
+        save(&mut stage, ahead);
+        stage.turn("j");
+        stage.pass(1);
+        taint(&mut stage, &node, SPOT);
+        stage.turn("j");
+        stage.pass(1);
+        stage.turn("j");
+        let outcome = latest(&stage).outcome;
+        assert_eq!(outcome, None, "{ahead}: it has saved nothing since");
+        stage.pass(20);
+        save(&mut stage, ahead);
+        stage.pass(2);
+        stage.turn("j");
+        let outcome = latest(&stage).outcome;
+        assert_eq!(outcome, Some(Outcome::Interrupted), "{ahead}: it has");
+        let message = status(&stage).message;
+        assert!(message.contains("it has just written"), "{message}");
+
+        stage.pass(60);
+        stage.bury();
+        run(&mut stage);
+        stage.save("j-2-0");
+        stage.turn("j");
+        let known = status(&stage).last_checkpoint.map(|time| time.0);
+        assert_eq!(known, Some(stage.now), "{ahead}: of the attempt that is on");
+    }
+}
+
+#[test]
+fn nothing_that_is_said_later_gives_a_gang_more_time() {
+    let two = json!({"gpus": 2});
+    let mut stage = Stage::new([job(saving(two))], [node("n1", 2), node("n2", 2)]);
+    run(&mut stage);
+    let nodes = latest(&stage).nodes;
+    assert_ne!(nodes[0], nodes[1]);
+    let until = |stage: &Stage| latest(stage).leaving.and_then(|it| it.until);
+    let autoscaler = "ToBeDeletedByClusterAutoscaler";
+    // 90 s, then 60 s of another node when 20 s are left, then 15 s of that node when 16 s are left.
+    taint(&mut stage, &nodes[1], SPOT);
+    stage.turn("j");
+    let first = until(&stage).expect("a time");
+    let asked = latest(&stage).leaving.expect("it").asked_at;
+    stage.pass(70);
+    taint(&mut stage, &nodes[0], autoscaler);
+    let said = stage.turn("j");
+    assert_eq!(until(&stage), Some(first.clone()), "{said}");
+    assert!(!said.contains("ask pod"), "it was asked: {said}");
+    stage.pass(4);
+    taint(
+        &mut stage,
+        &nodes[0],
+        "cloud.google.com/impending-node-termination",
+    );
+    stage.turn("j");
+    let sooner = until(&stage).expect("a time");
+    assert_eq!(first.0.duration_since(sooner.0).as_secs(), 1);
+    assert_eq!(latest(&stage).leaving.expect("it").asked_at, asked);
+    stage.pass(15);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+}
+
+#[test]
+fn who_was_put_on_a_node_that_goes_waits_before_it_tries_again() {
+    let nodes = [node("n1", 2), node("n2", 2)];
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    let mut waits = Vec::new();
+    for _ in 0..2 {
+        stage.turn("j");
+        let attempt = latest(&stage);
+        let node = attempt.nodes[0].clone();
+        taint(&mut stage, &node, SPOT);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+        assert_eq!(latest(&stage).avoid, std::slice::from_ref(&node));
+        let next = status(&stage).next_attempt_at.expect("a wait");
+        waits.push(next.0.duration_since(stage.now));
+        stage.nodes.get_mut(&node).expect("it").spec = None;
+        stage.pass(300);
+        stage.bury();
+    }
+    assert!(waits[0] > jiff::SignedDuration::ZERO, "{waits:?}");
+    assert!(waits[1] > waits[0], "{waits:?}");
+}
+
+#[test]
 fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
     let (mut stage, node) = stage(saving(json!({})));
     let known = stage.nodes.get_mut(&node).expect("the node");
@@ -205,6 +298,12 @@ fn what_falls_with_its_node_has_not_failed() {
 fn a_silent_node_is_lost_and_its_gang_begins_anew_elsewhere() {
     let (mut stage, node) = stage(saving(json!({})));
     silence(&mut stage, &node);
+    let said = stage.turn("j");
+    assert!(said.contains("again in 10s"), "{said}");
+    stage.pass(9);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, None, "others may follow it");
+    stage.pass(1);
     stage.turn("j");
     let attempt = latest(&stage);
     assert_eq!(attempt.outcome, Some(Outcome::Interrupted));
@@ -225,8 +324,11 @@ fn where_most_nodes_fall_silent_at_once_nobody_is_moved() {
     for name in ["n1", "n2", "n3"] {
         silence(&mut stage, name);
     }
-    stage.turn("j");
-    assert_eq!(latest(&stage).outcome, None, "it is not the nodes");
+    for _ in 0..2 {
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None, "it is not the nodes");
+        stage.pass(10);
+    }
     let own = latest(&stage).nodes[0].clone();
     for name in ["n1", "n2", "n3"] {
         if *name != *own {
@@ -235,6 +337,49 @@ fn where_most_nodes_fall_silent_at_once_nobody_is_moved() {
                 .insert(name.to_owned(), super::fixtures::node(name, 2));
         }
     }
+    stage.turn("j");
+    stage.pass(10);
+    stage.turn("j");
+    assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+}
+
+/// They are found silent one after the other, and it is not said of the first that it is lost.
+#[test]
+fn who_is_on_the_first_of_many_nodes_that_fall_silent_is_not_moved_either() {
+    let nodes = ["n1", "n2", "n3"].map(|name| super::fixtures::node(name, 2));
+    for saves in [true, false] {
+        let spec = if saves {
+            json!({})
+        } else {
+            json!({"checkpoint": null})
+        };
+        let mut stage = Stage::new([job(saving(spec))], nodes.clone());
+        run(&mut stage);
+        let first = latest(&stage).nodes[0].clone();
+        silence(&mut stage, &first);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None);
+        stage.pass(4);
+        for name in ["n1", "n2", "n3"] {
+            silence(&mut stage, name);
+        }
+        stage.pass(6);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, None);
+        assert_eq!(latest(&stage).leaving, None);
+    }
+}
+
+#[test]
+fn a_machine_that_is_said_to_be_off_is_lost_at_once_whatever_is_silent() {
+    let nodes = ["n1", "n2", "n3"].map(|name| super::fixtures::node(name, 2));
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    run(&mut stage);
+    for name in ["n1", "n2", "n3"] {
+        silence(&mut stage, name);
+    }
+    let own = latest(&stage).nodes[0].clone();
+    taint(&mut stage, &own, "node.kubernetes.io/out-of-service");
     stage.turn("j");
     assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
 }
@@ -273,6 +418,54 @@ fn after_so_many_interruptions_machines_that_can_be_taken_away_are_left_alone() 
     run(&mut stage);
     assert_eq!(latest(&stage).nodes, ["n3", "n3"]);
     assert!(!latest(&stage).spot);
+}
+
+type Happens<'a> = &'a dyn Fn(&mut Stage);
+
+#[test]
+fn only_a_machine_that_was_taken_away_counts_as_an_interruption_of_it() {
+    let fenced = i32::from(stoke_api::contract::checkpoints::EXIT_FENCED);
+    let evict = |stage: &mut Stage, reason: &str| {
+        stage.end_pod("j-1-0", 137, "Error");
+        let status = stage
+            .pods
+            .get_mut("j-1-0")
+            .and_then(|it| it.status.as_mut());
+        status.expect("a status").reason = Some(reason.to_owned());
+    };
+    let cases: [(&str, u32, Happens<'_>); 6] = [
+        ("a person deletes it", 0, &|stage| {
+            stage.delete_pod("j-1-0", None);
+        }),
+        ("another attempt writes", 0, &|stage| {
+            stage.end_pod("j-1-0", fenced, "Error");
+        }),
+        ("its node is full", 0, &|stage| evict(stage, "Evicted")),
+        ("others are more important", 0, &|stage| {
+            evict(stage, "Preempting");
+        }),
+        ("its machine shuts down", 1, &|stage| {
+            evict(stage, "Terminated");
+        }),
+        ("its machine is gone", 1, &|stage| stage.nodes.clear()),
+    ];
+    for (case, counted, happens) in cases {
+        for has_run in [true, false] {
+            let mut stage = Stage::new([job(saving(json!({"workers": 1})))], [node("n1", 2)]);
+            make_spot(&mut stage);
+            if has_run {
+                run(&mut stage);
+            } else {
+                stage.turn("j");
+            }
+            happens(&mut stage);
+            stage.turn("j");
+            let outcome = latest(&stage).outcome;
+            assert_eq!(outcome, Some(Outcome::Interrupted), "{case}");
+            let told = status(&stage).spot_interruptions;
+            assert_eq!(told, counted, "{case}, {has_run}");
+        }
+    }
 }
 
 /// A job that goes after others, and writes checkpoints.

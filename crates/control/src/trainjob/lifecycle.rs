@@ -425,6 +425,32 @@ fn data_is_waited_for_as_long_as_it_takes_and_the_job_says_how_far_it_is() {
 }
 
 #[test]
+fn data_that_could_not_be_copied_at_once_is_tried_for_again_for_a_while() {
+    let mut stage =
+        stage(json!({"command": ["train"], "datasets": [{"name": "words", "path": "/data"}]}));
+    stage
+        .datasets
+        .push(dataset("words", json!({"uri": "s3://bucket/words"})));
+    stage.turn("j");
+    let waiting = |reason: &str, message: &str| {
+        json!({"phase": "Pending", "containerStatuses": [{"name": "worker", "ready": false, "image": "", "imageID": "",
+        "restartCount": 0, "state": {"waiting": {"reason": reason, "message": message}}}]})
+    };
+    stage.now = at(1800);
+    stage.set_pod("j-1-0", waiting("StagingFailed", "the store is busy"));
+    insta::assert_snapshot!(stage.turn("j"), @r"
+    Starting (StartingWorkers) 0/1 failures 0: attempt 1 on n1; rank 0 waits: StagingFailed: the store is busy
+      again in 1800s
+    ");
+    stage.now = at(7200);
+    stage.set_pod("j-1-0", waiting("StagingDataset", "copying words"));
+    assert!(stage.turn("j").starts_with("Starting"));
+    stage.set_pod("j-1-0", waiting("StagingFailed", "no such bucket"));
+    let told = stage.turn("j");
+    assert!(told.starts_with("Restarting (StartFailed)"), "{told}");
+}
+
+#[test]
 fn an_export_is_not_mounted_on_one_machine() {
     let mut stage =
         stage(json!({"command": ["train"], "datasets": [{"name": "words", "path": "/data"}]}));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
-use stoke_api::trainjob::{Attempt, Outcome, Sizing};
+use stoke_api::trainjob::{Attempt, Outcome, Phase, Sizing};
 use stoke_api::{Bytes, CpuMilli, DatasetSpec};
 
 use super::children;
@@ -699,6 +699,44 @@ fn local_disk_is_limited_to_a_workers_share() {
     let mut unsaid = on([with_disk("n1", "100Gi"), node("n2", 4)], spec);
     unsaid.turn("j");
     assert_eq!(status(&unsaid).attempts[0].storage, None);
+}
+
+#[test]
+fn a_job_whose_volume_a_dead_machine_keeps_is_not_given_up() {
+    for (mode, kept) in [("ReadWriteOnce", true), ("ReadWriteMany", false)] {
+        let spec = json!({"command": ["a"], "image": "a", "checkpoint": {"path": "/c"}});
+        let mut stage = two_nodes(spec);
+        let claim = json!({"metadata": {"name": "j-checkpoint", "namespace": "default"}, "spec": {"accessModes": [mode]}});
+        stage
+            .claims
+            .push(serde_json::from_value(claim).expect("a claim"));
+        stage.turn("j");
+        stage.run_pod("j-1-0");
+        stage.turn("j");
+        let dead = status(&stage).attempts[0].nodes[0].clone();
+        let silent = json!({"conditions": [{"type": "Ready", "status": "Unknown"}]});
+        let node = stage.nodes.get_mut(&dead).expect("a node");
+        node.status = Some(serde_json::from_value(silent).expect("a status"));
+        for _ in 0..40 {
+            stage.turn("j");
+            stage.pass(600);
+            // Nobody ends what is on a node that does not answer.
+            stage.pods.retain(|_, pod| {
+                let is_stuck = crate::cluster::node_of(pod) == Some(&dead);
+                is_stuck || pod.metadata.deletion_timestamp.is_none()
+            });
+        }
+        let status = status(&stage);
+        assert_eq!(status.phase == Phase::Failed, !kept, "{}", status.message);
+        let mut ended = status.attempts.iter().skip(1);
+        let mut tried = ended.clone().filter(|it| it.exit.is_some());
+        assert!(ended.all(|it| it.avoid.is_empty() == kept || it.exit.is_none()));
+        let said = tried.next().and_then(|it| it.exit.clone()).expect("why");
+        let help = format!(
+            "kubectl taint node {dead} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        );
+        assert_eq!(said.message.contains(&help), kept, "{}", said.message);
+    }
 }
 
 #[test]

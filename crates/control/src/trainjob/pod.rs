@@ -38,6 +38,8 @@ pub struct Blueprint<'a> {
     datasets: &'a BTreeMap<String, DatasetSpec>,
     config: &'a Config,
     template: PodTemplateSpec,
+    /// On what kind of machines its workers may run.
+    spot: Spot,
 }
 
 /// Where an attempt's workers run, as pods need to know it.
@@ -60,6 +62,7 @@ impl<'a> Blueprint<'a> {
             datasets,
             config,
             template: template::parse(job)?,
+            spot: job.spec.spot,
         };
         blueprint.check()?;
         // Whatever is wrong with a pod is wrong with all; better known before a place is taken.
@@ -79,6 +82,11 @@ impl<'a> Blueprint<'a> {
         Ok(blueprint)
     }
 
+    /// The same for machines of this kind, whatever the job says.
+    pub fn on(self, spot: Spot) -> Self {
+        Self { spot, ..self }
+    }
+
     /// Of a job whose attempt is on record: it was checked then.
     fn of_record(
         job: &'a TrainJob,
@@ -90,6 +98,7 @@ impl<'a> Blueprint<'a> {
             datasets,
             config,
             template: template::parse(job)?,
+            spot: job.spec.spot,
         })
     }
 
@@ -381,6 +390,10 @@ impl<'a> Blueprint<'a> {
                 let types = gpu_types(job, &size.tuning);
                 whereabouts::constrain(&mut spec, types, site.cluster);
                 whereabouts::avoid(&mut spec, &size.tuning.avoid_nodes);
+                // Whoever brings or chooses its node knows of no other word of the job's.
+                if self.config.home == Home::Cluster && self.spot == Spot::Never {
+                    whereabouts::avoid_spot(&mut spec);
+                }
             }
         }
         Ok(Pod {
@@ -448,7 +461,7 @@ impl<'a> Blueprint<'a> {
         if job.spec.gpus != GpuRequest::None {
             whereabouts::tolerate_gpu_taints(&mut spec);
         }
-        if self.config.home == Home::Cluster && job.spec.spot != Spot::Never {
+        if self.config.home == Home::Cluster && self.spot != Spot::Never {
             whereabouts::tolerate_spot_taints(&mut spec);
         }
         spec

@@ -264,6 +264,25 @@ fn an_elastic_gang_of_which_a_worker_has_ended_well_does_not_grow() {
 }
 
 #[test]
+fn an_elastic_gang_that_is_about_to_move_does_not_grow_first() {
+    let mut stage = with_room_to_grow();
+    let taint = json!({"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"});
+    let spec = serde_json::from_value(json!({"taints": [taint]})).expect("a spec");
+    stage.nodes.get_mut("n1").expect("it").spec = Some(spec);
+    let told = stage.turn("g");
+    assert!(told.starts_with("Running (NodeLeaving)"), "{told}");
+    let plan = stage.plan("g").expect("a plan");
+    assert_eq!(plan.status.attempts.len(), 1, "it moves, and grows then");
+    stage.pass(5);
+    for pod in ["g-1-0", "g-1-1"] {
+        stage.save(pod);
+    }
+    stage.pass(2);
+    stage.turn("g");
+    assert_eq!(attempt(&stage, "g").outcome, Some(Outcome::Interrupted));
+}
+
+#[test]
 fn an_elastic_gang_grows_where_there_is_room() {
     let mut stage = with_room_to_grow();
     insta::assert_snapshot!(stage.turn("g"), @r"
@@ -290,6 +309,40 @@ fn an_elastic_gang_grows_where_there_is_room() {
       create pod g-2-2 on n2
       again in 540s
     ");
+}
+
+#[test]
+fn an_autoscaler_brings_no_spot_machines_to_a_job_that_lost_too_many() {
+    for (lost, stays_off) in [(1, false), (2, true)] {
+        let spec = json!({"image": "train", "command": ["train"], "gpus": 8, "gpuTypes": ["l4"],
+            "memory": {"limit": "8Gi"}, "spotInterruptions": 2});
+        let mut stage = Stage::new([named("g", spec)], [node("n1", 1)]);
+        stage.config = crate::config::Config {
+            autoscaling: Some(std::time::Duration::from_secs(900)),
+            ..crate::config::Config::cluster()
+        };
+        stage.jobs.get_mut("g").expect("it").status = Some(TrainJobStatus {
+            spot_interruptions: lost,
+            ..TrainJobStatus::default()
+        });
+        let told = stage.turn("g");
+        assert!(told.contains("create pod g-1-0 on no node"), "{told}");
+        let spec = stage.pods["g-1-0"].spec.clone().expect("a spec");
+        let tolerations = spec.tolerations.into_iter().flatten();
+        let spot = Some("cloud.google.com/gke-spot");
+        let tolerates = tolerations.into_iter().any(|it| it.key.as_deref() == spot);
+        assert_eq!(tolerates, !stays_off);
+        let affinity = spec.affinity.and_then(|it| it.node_affinity);
+        let required =
+            affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution);
+        let terms = required.expect("its GPUs").node_selector_terms;
+        assert!(terms.len() > 1, "{terms:?}");
+        for term in terms {
+            let labels = term.match_expressions.into_iter().flatten();
+            let unwanted = labels.filter(|label| label.operator == "NotIn");
+            assert_eq!(unwanted.count(), if stays_off { 4 } else { 0 });
+        }
+    }
 }
 
 #[test]

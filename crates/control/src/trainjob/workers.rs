@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::digest::ContainerDigest;
-use stoke_api::names::STAGING_REASON;
+use stoke_api::names::{STAGING_FAILED_REASON, STAGING_REASON};
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated, may_still_start};
 
@@ -142,6 +142,12 @@ impl<'a> Worker<'a> {
     pub fn is_staging(&self) -> bool {
         self.wait()
             .is_some_and(|(reason, _)| reason == STAGING_REASON)
+    }
+
+    /// That failed, and its node tries again.
+    pub fn stages_again(&self) -> bool {
+        self.wait()
+            .is_some_and(|(reason, _)| reason == STAGING_FAILED_REASON)
     }
 
     /// Reason and message.

@@ -12,28 +12,32 @@ use crate::mirror::Key;
 impl World {
     /// Takes note of what is said of a node. Who is on other nodes that are now believed to be lost is to be looked at as well.
     pub(super) fn note(&mut self, node: &str, notice: Option<Notice>) -> Vec<Key> {
-        let before = self.is_outage();
         match notice {
             Some(notice) => self.notices.insert(node.to_owned(), notice),
             None => self.notices.remove(node),
         };
-        if !before || self.is_outage() {
+        // What it was is remembered, for an outage also ends with nodes that are added, and those are there already.
+        let is_outage = self.is_outage();
+        let was_outage = std::mem::replace(&mut self.was_outage, is_outage);
+        if !was_outage || is_outage {
             return Vec::new();
         }
-        let lost = self.lost().filter(|lost| *lost != node);
-        lost.flat_map(|node| self.jobs_on(node)).collect()
+        let silent = self.silent().filter(|silent| *silent != node);
+        silent.flat_map(|node| self.jobs_on(node)).collect()
     }
 
-    fn lost(&self) -> impl Iterator<Item = &str> {
-        let lost = self.notices.iter();
-        lost.filter(|(_, notice)| notice.then == Then::Gone)
+    /// Not those whose machines are said to be off: that is knowledge, and no silence.
+    fn silent(&self) -> impl Iterator<Item = &str> {
+        let notices = self.notices.iter();
+        notices
+            .filter(|(_, notice)| notice.then == Then::Silent)
             .map(|(node, _)| node.as_str())
     }
 
     /// Where more than half of all nodes fall silent at once it is the way to them that is lost, or whoever asks after them, and what runs on
     /// them most likely runs on.
     fn is_outage(&self) -> bool {
-        self.lost().count() * 2 > self.nodes.len()
+        self.silent().count() * 2 > self.nodes.len()
     }
 
     /// What is said of the nodes that the job's attempt is on.
@@ -45,7 +49,7 @@ impl World {
         let nodes = live_attempt(job).map(|attempt| attempt.nodes.as_slice());
         let nodes = nodes.unwrap_or_default().iter();
         let told = nodes.filter_map(|node| Some((node.clone(), self.notices.get(node)?.clone())));
-        told.filter(|(_, notice)| notice.then != Then::Gone || !is_outage)
+        told.filter(|(_, notice)| notice.then != Then::Silent || !is_outage)
             .collect()
     }
 }

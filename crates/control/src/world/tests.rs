@@ -223,6 +223,24 @@ fn a_heartbeat_wakes_nobody() {
     ));
 }
 
+#[test]
+fn an_outage_that_ends_with_new_nodes_wakes_who_is_on_silent_ones() {
+    let mut world = world();
+    let mut silent = node(7, "2026-01-01T00:01:00Z", "8Gi");
+    silent["status"]["conditions"][0]["status"] = json!("Unknown");
+    tell::<Node>(&mut world, silent);
+    let on_it = world.jobs.get(&key("r")).expect("the job").clone();
+    assert!(world.notices_for(&on_it).is_empty(), "all are silent");
+    let mut added = node(1, "2026-01-01T00:01:00Z", "8Gi");
+    added["metadata"]["name"] = json!("new");
+    let wakes = tell::<Node>(&mut world, added);
+    assert_eq!(names(&wakes.jobs), ["r"]);
+    assert!(
+        world.notices_for(&on_it).contains_key("n"),
+        "it is the node"
+    );
+}
+
 fn queue(name: &str, version: u32, parent: Option<&str>, waiting: u32) -> Value {
     json!({
         "apiVersion": "stokehold.dev/v1alpha1", "kind": "Queue",

@@ -54,6 +54,9 @@ fn not_begun(rank: u32, container: &Terminated) -> Option<Diagnosis> {
     ))
 }
 
+/// The word for a worker that another attempt keeps out.
+pub const FENCED: &str = "Fenced";
+
 /// What starts a worker did not, because another attempt may still write its checkpoints. The program never began.
 fn kept_out(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
     let path = evidence.checkpoint_path.as_ref()?;
@@ -61,7 +64,7 @@ fn kept_out(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
         let rank = evidence.rank;
         let sentence =
             format!("rank {rank} did not begin, for another attempt has the checkpoints in {path}");
-        Diagnosis::outside(Cause::Disrupted, Reason::WorkerLost, "Fenced", sentence)
+        Diagnosis::outside(Cause::Disrupted, Reason::WorkerLost, FENCED, sentence)
     })
 }
 

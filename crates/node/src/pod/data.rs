@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::{Api, ResourceExt};
 use stoke_api::Dataset;
-use stoke_api::names::STAGING_REASON;
+use stoke_api::names::{STAGING_FAILED_REASON, STAGING_REASON};
 use stoke_data::Meter;
 use tokio::time::Instant;
 
@@ -128,7 +128,7 @@ impl Worker {
 
 fn problem(message: String) -> Problem {
     Problem {
-        reason: "StagingFailed",
+        reason: STAGING_FAILED_REASON,
         event: "FailedMount",
         message,
         is_final: false,

@@ -52,6 +52,7 @@ impl Turn<'_> {
             attempt.running_at = Some(Time(began.min(at)));
             self.status.started_at.get_or_insert(Time(began.min(at)));
         }
+        let has_run = attempt.running_at.is_some();
         attempt.outcome = Some(outcome);
         attempt.exit = exit;
         attempt.avoid = avoid;
@@ -87,7 +88,7 @@ impl Turn<'_> {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
             // It has done nothing wrong, and goes on as soon as there is room.
-            (None, _) if is_sent_away || reason == Reason::NodeLeaving => {
+            (None, _) if is_sent_away || (reason == Reason::NodeLeaving && has_run) => {
                 self.status.next_attempt_at = None;
                 self.say(Phase::Restarting, reason, message);
             }

@@ -41,6 +41,10 @@ const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(30);
 /// How long a node may say that it cannot start a worker: a Secret that it lacks may be on its way.
 const UNSTARTABLE_MAX: Duration = Duration::from_secs(120);
 
+/// How long after it was placed an attempt is kept though its data cannot be copied at the moment: what was copied is kept, and a store that
+/// does not answer seldom does so for long. Not without end, for it may be that node alone.
+const STAGED_IN_VAIN_MAX: Duration = Duration::from_secs(3600);
+
 /// How long after the first failure a cluster's agents are waited for. They learn of it when we do, and what they have measured may be
 /// what explains it. More than they need, for times of ends are in whole seconds and of the node's clock.
 const DIGEST_MAX: SignedDuration = SignedDuration::from_secs(5);
@@ -173,7 +177,7 @@ fn taken_away(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) 
         Some(worker) if worker.is_stopping() => Some(End::Deleted),
         // Before all ran, a pod that is not there may simply not have been created yet.
         None if attempt.running_at.is_some() => Some(End::Deleted),
-        _ if is_gone(turn, node) || is_lost(turn, node) => Some(End::NodeGone),
+        _ if is_gone(turn, node) || is_lost(turn, attempt, node) => Some(End::NodeGone),
         _ => None,
     });
     lost.map(|(rank, diagnosis)| diagnosed(diagnosis, rank, None, turn.now))
@@ -271,12 +275,13 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     if let Some(due) = turn.awaits_nodes(attempt) {
         return (due <= turn.now).then(|| without_nodes(turn, attempt, ranks));
     }
+    let over = |at: Timestamp| at <= turn.now;
     // Data takes as long as it takes, and nothing would be faster anew.
     let is_staging = ranks.iter().flatten().any(Worker::is_staging);
-    if is_staging || turn.follows_another(attempt, ranks) {
+    let stages_again = stages_until(attempt, ranks).is_some_and(|until| !over(until));
+    if is_staging || stages_again || turn.follows_another(attempt, ranks) {
         return None;
     }
-    let over = |at: Timestamp| at <= turn.now;
     let all = over(after(placed.0, turn.config.start_deadline));
     let late = || {
         (0_u32..).zip(ranks).filter(|(rank, worker)| match worker {
@@ -305,19 +310,37 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         ..evidence
     };
     let diagnosis = diagnose(&evidence);
+    let kept = turn.keeps_volume(attempt.number);
     let avoid: BTreeSet<String> = match diagnosis.blame {
         // It would be the same anywhere.
         Blame::Job => BTreeSet::new(),
+        Blame::Outside if kept.is_some() => BTreeSet::new(),
         Blame::Outside => late()
             .filter_map(|(rank, worker)| Some((node(rank), (*worker)?)))
             .filter(|(node, worker)| !worker.is_pulling() || was_late_before(turn, node))
             .map(|(node, _)| node)
             .collect(),
     };
+    let mut ending = diagnosed(diagnosis, rank, None, turn.now);
+    if let Some((node, claim)) = kept {
+        let words = telling::volume_kept(node, claim);
+        ending.message.push_str(&words);
+        if let Some(exit) = &mut ending.exit {
+            exit.message.push_str(&words);
+        }
+    }
     Some(Ending {
         avoid: avoid.into_iter().collect(),
-        ..diagnosed(diagnosis, rank, None, turn.now)
+        ..ending
     })
+}
+
+/// Until when a worker is waited for whose node could not copy its data, and tries again.
+pub fn stages_until(attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Timestamp> {
+    let placed = attempt.placed_at.as_ref()?.0;
+    let mut workers = ranks.iter().flatten();
+    let stages_again = workers.any(Worker::stages_again);
+    stages_again.then(|| after(placed, STAGED_IN_VAIN_MAX))
 }
 
 /// No autoscaler has brought nodes for all of the gang: what it has is given back.
@@ -374,10 +397,18 @@ fn hung(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     })
 }
 
-/// It gives no sign of life. What is on it cannot be told to end, and may run on: what it writes is fenced off from the next attempt.
-fn is_lost(turn: &Turn<'_>, node: &str) -> bool {
+/// It is off, or gives no sign of life for long. What is on it cannot be told to end, and may run on: what it writes is fenced off from the
+/// next attempt.
+fn is_lost(turn: &Turn<'_>, attempt: &Attempt, node: &str) -> bool {
+    let leaving = attempt.leaving.as_ref();
+    let until = leaving.and_then(|leaving| leaving.until.as_ref());
+    let is_over = until.is_some_and(|until| until.0 <= turn.now);
     let notice = turn.observed.notices.get(node);
-    notice.is_some_and(|notice| notice.then == Then::Gone)
+    notice.is_some_and(|notice| match notice.then {
+        Then::Gone => true,
+        Then::Silent => is_over,
+        Then::MayGo | Then::Goes { .. } => false,
+    })
 }
 
 /// The spec was changed while the gang was being created: a gang is of one spec, so it begins anew.

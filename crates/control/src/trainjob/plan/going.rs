@@ -19,6 +19,10 @@ impl Turn<'_> {
     /// Keeps the attempt going: its pods there, all others not.
     pub(super) fn carry_on(&mut self, attempt: &Attempt) {
         self.status.waiting = None;
+        let leaving = attempt.leaving.as_ref();
+        if let Some(until) = leaving.and_then(|leaving| leaving.until.as_ref()) {
+            self.wake_at(until.0);
+        }
         let ranks = self.ranks(attempt);
         // One that goes on from another follows it when all of that has stopped.
         let earlier = self.still_stopping(attempt.number);
@@ -62,7 +66,8 @@ impl Turn<'_> {
             let spot = self.has_spot(&attempt.nodes);
             if let Some(attempt) = self.status.attempts.last_mut() {
                 attempt.running_at = Some(Time(at));
-                attempt.spot = spot;
+                // Nodes that were yet to come are known by now.
+                attempt.spot |= spot;
             }
             self.status.started_at.get_or_insert(Time(at));
         }
@@ -72,7 +77,8 @@ impl Turn<'_> {
         self.status.ready = format!("{running}/{}", ranks.len());
         self.note_succeeded(&ranks);
         if started || attempt.running_at.is_some() {
-            let (reason, message) = standing(attempt, ranks.len());
+            let saves = self.job.spec.checkpoint.is_some();
+            let (reason, message) = standing(attempt, ranks.len(), saves);
             self.say(Phase::Running, reason, message);
         } else if let Some(limit) = self.awaits_nodes(attempt) {
             let waiting = present().find(|worker| worker.pod.node().is_none());
@@ -113,6 +119,10 @@ impl Turn<'_> {
                 if workers.iter().flatten().any(Worker::is_staging) {
                     return;
                 }
+                if let Some(until) = ending::stages_until(&attempt, &workers) {
+                    self.wake_at(until);
+                    return;
+                }
                 self.wake_at(after(placed, self.config.start_deadline));
                 for worker in self.ranks(&attempt).iter().flatten() {
                     if let Some(at) = ending::given_up_at(worker, &attempt) {
@@ -132,6 +142,7 @@ impl Turn<'_> {
         self.datasets_are_there()
             .map_err(|missing| Misconfigured::new("datasets", missing))?;
         let blueprint = Blueprint::new(self.job, &self.observed.datasets, self.config)?;
+        let blueprint = blueprint.on(self.spot());
         let site = Site {
             attempt,
             addresses: &self.observed.addresses,
@@ -206,10 +217,10 @@ impl Turn<'_> {
 }
 
 /// What is said of an attempt that runs: that it does, or for how long.
-fn standing(attempt: &Attempt, workers: usize) -> (Reason, String) {
+fn standing(attempt: &Attempt, workers: usize, saves: bool) -> (Reason, String) {
     let leaving = attempt.leaving.as_ref().filter(|it| it.until.is_some());
     match (leaving, &attempt.preemption) {
-        (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving)),
+        (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving, saves)),
         (None, Some(preemption)) => (Reason::Preempted, telling::giving_way(preemption)),
         (None, None) => (Reason::WorkersRunning, telling::running(workers)),
     }

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Exit, Leaving, Outcome, Spot};
+use stoke_memory::{Cause, FENCED};
 
 use super::ending::Ending;
 use super::{Turn, after, telling};
@@ -22,13 +23,20 @@ const SAVED_LATELY: Duration = Duration::from_secs(300);
 /// A pod that is about to be deleted is so within moments.
 const DISRUPTED: Duration = Duration::from_secs(15);
 
+/// How long a node may be silent until it is taken to be lost. Of many that fall silent at once the cluster says so one after the other,
+/// within the five seconds in which it looks at all of them: until then it is not known whether it is the node or the way to it.
+const SILENT_MAX: Duration = Duration::from_secs(10);
+
 /// What takes a worker away, and when.
+#[derive(Clone)]
 struct Threat {
     node: String,
     by: String,
     why: String,
     /// How long it has to save its work; absent: it may stay.
     wait: Option<Duration>,
+    /// It is not known yet whether it goes.
+    is_silence: bool,
 }
 
 impl Threat {
@@ -42,34 +50,53 @@ impl Turn<'_> {
     /// Puts on record that the attempt is to leave a node and since when that is known, or that it need not any more.
     pub(super) fn note_leaving(&mut self) {
         let Some(attempt) = self.live() else { return };
-        let leaving = self.threat(&attempt).and_then(|threat| {
-            let known = attempt.leaving.as_ref().filter(|known| {
-                known.node == threat.node && known.until.is_some() == threat.wait.is_some()
-            });
-            let known = known.cloned();
-            known.or_else(|| self.leaving(&attempt, threat).map(Box::new))
+        let threats = self.threats(&attempt);
+        // Of several as urgent the first, so that it stays the same.
+        let most_urgent = threats.iter().reduce(|one, other| {
+            if other.urgency() > one.urgency() {
+                other
+            } else {
+                one
+            }
+        });
+        let leaving = most_urgent.and_then(|threat| {
+            let known = attempt.leaving.as_deref();
+            let known = known.filter(|known| known.until.is_some() == threat.wait.is_some());
+            match known {
+                Some(known) if known.until.is_some() => {
+                    let threatens = |it: &Threat| it.node == known.node && it.wait.is_some();
+                    let is_told = threats.iter().any(threatens);
+                    let fresh = self.leaving(&attempt, threat)?;
+                    Some(sooner(known, fresh, is_told))
+                }
+                Some(known) if known.node == threat.node => Some(known.clone()),
+                _ => self.leaving(&attempt, threat),
+            }
         });
         if let Some(attempt) = self.status.attempts.last_mut() {
-            attempt.leaving = leaving;
+            attempt.leaving = leaving.map(Box::new);
         }
     }
 
-    fn leaving(&self, attempt: &Attempt, threat: Threat) -> Option<Leaving> {
+    fn leaving(&self, attempt: &Attempt, threat: &Threat) -> Option<Leaving> {
         let Threat {
             node,
             by,
             why,
             wait,
-        } = threat;
+            is_silence,
+        } = threat.clone();
         let saves = attempt.running_at.is_some() && self.job.spec.checkpoint.is_some();
         let until = wait.map(|wait| {
-            // Who has nothing to save has nothing to wait for.
-            let wait = if saves { wait } else { Duration::ZERO };
-            after(self.now, wait.min(self.config.notice_wait_max))
+            let wait = match (is_silence, saves) {
+                (true, _) => wait,
+                (false, true) => wait.min(self.config.notice_wait_max),
+                // Who has nothing to save has nothing to wait for.
+                (false, false) => Duration::ZERO,
+            };
+            after(self.now, wait)
         });
-        let saved = self.status.last_checkpoint.as_ref();
-        let is_saved = saved.is_some_and(|saved| after(saved.0, SAVED_LATELY) > self.now);
-        let is_idle = until.is_none() && (!saves || is_saved);
+        let is_idle = until.is_none() && (!saves || self.saved_within(SAVED_LATELY));
         (!is_idle).then(|| Leaving {
             node,
             by,
@@ -79,8 +106,8 @@ impl Turn<'_> {
         })
     }
 
-    /// The most urgent of what is said of its nodes and pods.
-    fn threat(&self, attempt: &Attempt) -> Option<Threat> {
+    /// What is said of its nodes and pods.
+    fn threats(&self, attempt: &Attempt) -> Vec<Threat> {
         let ranks = self.ranks(attempt);
         let concerned = ranks.iter().zip(&attempt.nodes).enumerate();
         let concerned = concerned
@@ -95,14 +122,7 @@ impl Turn<'_> {
             let of_pod = worker.and_then(|worker| of_pod(node, &worker));
             of_node.into_iter().chain(of_pod)
         });
-        // Of several the first, so that it stays the same.
-        threats.reduce(|one, other| {
-            if other.urgency() > one.urgency() {
-                other
-            } else {
-                one
-            }
-        })
+        threats.collect()
     }
 
     /// The end of an attempt that has saved its work before its node goes, or has no more time to.
@@ -136,18 +156,26 @@ impl Turn<'_> {
             reason: Reason::NodeLeaving.to_string(),
             message: message.clone(),
         };
+        // Whoever put it there may do so again, before it has run.
+        let node = attempt.running_at.is_none().then_some(&leaving.node);
         Ending {
             exit: Some(exit),
+            avoid: node.cloned().into_iter().collect(),
             ..Ending::begun_anew(Outcome::Interrupted, Reason::NodeLeaving, message, self.now)
         }
     }
 
     /// Did it end with a machine that can be taken away, because that was?
     pub(super) fn is_reclaimed(&self, ending: &Ending) -> bool {
-        let by_outside = matches!(
-            ending.reason,
-            Reason::NodeLeaving | Reason::Evicted | Reason::WorkerLost
-        );
+        let cause = ending.diagnosis.as_ref();
+        let went_with_it = cause.is_some_and(|found| match found.cause {
+            Cause::NodeLost => true,
+            // Another attempt that still writes its checkpoints has nothing to do with the machine.
+            Cause::Disrupted => found.word != FENCED,
+            // A person, a node that is full, or more important work.
+            _ => false,
+        });
+        let by_outside = ending.reason == Reason::NodeLeaving || went_with_it;
         let rank = ending.exit.as_ref().map(|exit| exit.rank as usize);
         let last = self.status.attempts.last();
         let node = last.and_then(|attempt| attempt.nodes.get(rank?));
@@ -177,10 +205,32 @@ impl Turn<'_> {
     }
 }
 
+/// Whoever else says that it is to go, and of whichever of its nodes, gives it no more time than it has. `is_told` says that what is known
+/// is still said.
+fn sooner(known: &Leaving, fresh: Leaving, is_told: bool) -> Leaving {
+    let is_sooner = fresh.until < known.until;
+    let until = if is_sooner {
+        fresh.until.clone()
+    } else {
+        known.until.clone()
+    };
+    let words = if is_sooner || !is_told {
+        fresh
+    } else {
+        known.clone()
+    };
+    Leaving {
+        asked_at: known.asked_at.clone(),
+        until,
+        ..words
+    }
+}
+
 fn of_node(node: &str, notice: &Notice) -> Option<Threat> {
     let wait = match notice.then {
         Then::MayGo => None,
         Then::Goes { wait } => Some(wait.0),
+        Then::Silent => Some(SILENT_MAX),
         // It is lost, and its gang with it.
         Then::Gone => return None,
     };
@@ -189,6 +239,7 @@ fn of_node(node: &str, notice: &Notice) -> Option<Threat> {
         by: notice.by.to_owned(),
         why: format!("{} ({})", notice.why, notice.said_by),
         wait,
+        is_silence: notice.then == Then::Silent,
     })
 }
 
@@ -201,5 +252,6 @@ fn of_pod(node: &str, worker: &Worker<'_>) -> Option<Threat> {
         by: "Kubernetes".to_owned(),
         why: format!("it is about to delete the worker: {why} (DisruptionTarget)"),
         wait: Some(DISRUPTED),
+        is_silence: false,
     })
 }

@@ -244,6 +244,7 @@ pub fn attempt(turn: &Turn<'_>, grant: &Grant) -> Attempt {
         tuning: size.tuning,
         changes: turn.status.changes.clone(),
         changed_for: turn.status.changed_for.clone(),
+        spot: turn.has_spot(&grant.plan.nodes),
         ..placed(turn.job, &grant.plan)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Outcome, Preemption};
@@ -22,8 +22,6 @@ use crate::world::{Demand, first, joined, plan_of};
 
 /// So long after a checkpoint little is lost.
 const JUST_SAVED: Duration = Duration::from_secs(60);
-/// Who has saved so short ago is not asked to again before it gives way.
-const SAVED_LATELY: SignedDuration = SignedDuration::from_secs(10);
 /// A gang that could have more workers has them after this time, whatever it loses by it.
 const UNSAVED_MAX: Duration = Duration::from_secs(1800);
 
@@ -34,8 +32,14 @@ impl Turn<'_> {
         if !matches!(demand, Some(Demand::Yield { .. } | Demand::Shrink { .. })) {
             self.set_preemption(None);
         }
+        let moves = attempt
+            .leaving
+            .as_ref()
+            .is_some_and(|it| it.until.is_some());
         match demand {
             None => {}
+            // All of its room comes free when it moves, which is soon.
+            Some(Demand::Shrink { .. }) if moves => {}
             Some(Demand::Yield { by, why } | Demand::Shrink { by, why, .. })
                 if self.saves_first(attempt) =>
             {
@@ -48,8 +52,11 @@ impl Turn<'_> {
                 let preemption = self.preemption(attempt, &by, why);
                 self.resize(attempt, &kept, Some(preemption));
             }
-            // What a worker that has ended well gave back is offered, and is its own the next time.
-            Some(Demand::Grow { .. }) if self.is_about_to_end(attempt) => self.declines = true,
+            // What a worker that has ended well gave back is offered, and is its own the next time. On a node that goes it would grow to begin
+            // anew at once.
+            Some(Demand::Grow { .. }) if self.is_about_to_end(attempt) || moves => {
+                self.declines = true;
+            }
             Some(Demand::Grow { plan }) => {
                 if let Err(later) = self.may_grow(attempt) {
                     return self.wake_at(later);
@@ -102,9 +109,9 @@ impl Turn<'_> {
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         let known = attempt.preemption.as_ref();
         let known = known.and_then(|known| Some((time(&known.asked_at)?, time(&known.until)?)));
-        let lately = self.now.saturating_sub(SAVED_LATELY);
-        let unasked = (lately.unwrap_or(self.now), Timestamp::MAX);
-        let (asked, until) = known.unwrap_or(unasked);
+        let Some((asked, until)) = known else {
+            return !self.saved_just_now(attempt);
+        };
         let saved = self.saved_since(attempt, asked);
         until > self.now && saved.is_none_or(|saved| saved > self.now)
     }
@@ -166,6 +173,7 @@ impl Turn<'_> {
             storage_promised: attempt.storage_promised,
             shm: attempt.shm,
             tuning: attempt.tuning.clone(),
+            spot: self.has_spot(&plan.nodes),
             ..placing::placed(self.job, plan)
         };
         self.end(Ending {

@@ -22,6 +22,8 @@ const IN_A_ROW_MAX: usize = 8;
 const SOON: SignedDuration = SignedDuration::from_secs(600);
 /// Ranks of a gang save at about the same time, and not in the same moment.
 const ALL_SAVED_AFTER: Duration = Duration::from_secs(2);
+/// Who has saved so short ago is not asked to again before it gives way.
+const SAVED_LATELY: Duration = Duration::from_secs(10);
 /// How long after one job has left a node that is short of memory the next one does, if it still is.
 const LEFT_FOR: Duration = Duration::from_secs(90);
 
@@ -48,22 +50,48 @@ impl Turn<'_> {
         })
     }
 
-    /// When all who save have, since they were asked.
+    /// When all who save have, since they were asked. The times of checkpoints are of other clocks, which may be far from ours: a new one is
+    /// one that was not known when its worker was asked.
     pub(super) fn saved_since(&self, attempt: &Attempt, asked: Timestamp) -> Option<Timestamp> {
         let running = attempt.running_at.as_ref()?.0;
-        // A file's time may be in whole seconds.
-        let is_since = |saved: Timestamp| saved.as_second() >= asked.as_second();
-        let saved = self.status.last_checkpoint.as_ref()?.0;
         let ranks = self.ranks(attempt);
-        let of_ranks = ranks.iter().flatten();
-        let mut of_ranks = of_ranks.filter_map(|worker| worker.pod.metadata.last_checkpoint);
-        // Who has told of a checkpoint in this attempt tells of the next one as well.
-        let are_all = of_ranks.all(|saved| saved < running || is_since(saved));
-        let settled = match ranks.len() {
-            1 => saved,
-            _ => after(saved, ALL_SAVED_AFTER),
-        };
-        (is_since(saved) && are_all).then(|| settled.max(asked))
+        let at_work = ranks.iter().flatten();
+        let at_work = at_work.filter(|worker| worker.stage() == Stage::Running);
+        let mut newest = None;
+        for worker in at_work {
+            let Some(saved) = worker.pod.metadata.last_checkpoint else {
+                continue;
+            };
+            let request = worker.pod.metadata.checkpoint_request.as_deref();
+            let request = request.and_then(Request::read);
+            let request = request.filter(|request| request.at >= asked);
+            if request.is_some_and(|request| request.is_heeded_by(saved, running)) {
+                newest = newest.max(Some(saved));
+            } else if saved >= running {
+                // Who has told of a checkpoint in this attempt tells of the next one as well.
+                return None;
+            }
+        }
+        let saved = newest?;
+        let is_by_our_clock = saved.as_second() >= asked.as_second() && saved <= self.now;
+        let settles = is_by_our_clock && ranks.len() > 1;
+        Some(if settles {
+            after(saved, ALL_SAVED_AFTER)
+        } else {
+            asked
+        })
+    }
+
+    /// Did it save so short ago that there is nothing to ask for? Not where others of the gang may be about to.
+    pub(super) fn saved_just_now(&self, attempt: &Attempt) -> bool {
+        let is_settled = attempt.nodes.len() == 1 || !self.saved_within(ALL_SAVED_AFTER);
+        is_settled && self.saved_within(SAVED_LATELY)
+    }
+
+    /// Was there a checkpoint in this time before now, as far as clocks agree? One from the future says nothing.
+    pub(super) fn saved_within(&self, time: Duration) -> bool {
+        let saved = self.status.last_checkpoint.as_ref().map(|time| time.0);
+        saved.is_some_and(|saved| saved <= self.now && after(saved, time) > self.now)
     }
 
     /// Asks for a checkpoint where it is time for one, all of a gang alike: ranks agree on a step to save at, and one alone cannot.
@@ -74,7 +102,9 @@ impl Turn<'_> {
         let to_restart = self.asked_to_save(attempt);
         if to_restart.is_none() {
             let leaves = self.leaves().map(|(at, _)| at);
-            for due in self.restart_due(attempt).into_iter().chain(leaves) {
+            let now = self.now;
+            let due = self.restart_due(attempt).into_iter().chain(leaves);
+            for due in due.filter(|at| *at > now) {
                 self.wake_at(due);
             }
         }
@@ -82,10 +112,11 @@ impl Turn<'_> {
         let Some(asked) = to_restart.max(to_leave) else {
             return;
         };
-        if let Some(saved) = self.saved_since(attempt, asked) {
-            self.wake_at(saved);
+        // Who was only asked to be sure runs on when it has saved, and there is nothing more to look at.
+        let settles = self.saved_since(attempt, asked);
+        if let Some(settles) = settles.filter(|at| *at > self.now) {
+            self.wake_at(settles);
         }
-        let text = asked.to_string();
         let running = self.ranks(attempt).into_iter().flatten();
         let unasked = running.filter(|worker| {
             let known = worker.pod.metadata.checkpoint_request.as_deref();
@@ -93,7 +124,7 @@ impl Turn<'_> {
                 && !worker.is_stopping()
                 && known.and_then(requested_at).is_none_or(|at| at < asked)
         });
-        let requests: Vec<Action> = unasked.map(|worker| request(&worker, &text)).collect();
+        let requests: Vec<Action> = unasked.map(|worker| request(&worker, asked)).collect();
         self.actions.extend(requests);
     }
 
@@ -188,10 +219,56 @@ fn requested_at(text: &str) -> Option<Timestamp> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-fn request(worker: &Worker<'_>, text: &str) -> Action {
+/// What a worker was asked for.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    at: Timestamp,
+    asked_by: AskedBy,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum AskedBy {
+    /// From here, when this was the last checkpoint that was known of the worker.
+    Us { known: Option<Timestamp> },
+    /// By its node, whose clock says when checkpoints are written as well.
+    Node,
+}
+
+/// Between when a worker was asked and the last checkpoint that was known of it then.
+const KNOWN: &str = " after the checkpoint of ";
+
+impl Request {
+    fn read(text: &str) -> Option<Self> {
+        let at = requested_at(text)?;
+        let known = text.split_once(KNOWN).map(|(_, known)| known.parse());
+        let asked_by = match known {
+            Some(Ok(known)) => AskedBy::Us { known: Some(known) },
+            None if !text.trim().contains(' ') => AskedBy::Us { known: None },
+            Some(Err(_)) | None => AskedBy::Node,
+        };
+        Some(Self { at, asked_by })
+    }
+
+    /// Is this checkpoint what was asked for, of a worker that runs since `running`?
+    fn is_heeded_by(self, saved: Timestamp, running: Timestamp) -> bool {
+        // A file's time may be in whole seconds.
+        match self.asked_by {
+            AskedBy::Us { known: Some(known) } => saved != known,
+            // It may also be what the attempt began with.
+            AskedBy::Us { known: None } => saved.as_second() >= running.as_second(),
+            AskedBy::Node => saved.as_second() >= self.at.as_second(),
+        }
+    }
+}
+
+fn request(worker: &Worker<'_>, asked: Timestamp) -> Action {
+    let known = worker.pod.metadata.last_checkpoint;
     Action::AskToSave {
         name: worker.name().to_owned(),
         uid: worker.uid().to_owned(),
-        text: text.to_owned(),
+        text: match known {
+            Some(known) => format!("{asked}{KNOWN}{known}"),
+            None => asked.to_string(),
+        },
     }
 }

@@ -233,12 +233,17 @@ pub fn giving_way(preemption: &Preemption) -> String {
 }
 
 /// While its node is still there.
-pub fn leaving(leaving: &Leaving) -> String {
+pub fn leaving(leaving: &Leaving, saves: bool) -> String {
     let Leaving { node, by, why, .. } = leaving;
     let until = leaving.until.as_ref();
     let until = until.map(|until| format!(", by {:.0} at the latest", until.0));
+    let moves = if saves {
+        "it was asked for a checkpoint and then moves"
+    } else {
+        "it moves"
+    };
     format!(
-        "node {node} goes away, says {by}: {why}; it was asked for a checkpoint and then moves{}",
+        "node {node} goes away, says {by}: {why}; {moves}{}",
         until.unwrap_or_default()
     )
 }
@@ -357,6 +362,14 @@ pub fn given_up(status: &TrainJobStatus) -> String {
 pub fn never_starts(attempts: usize, status: &TrainJobStatus) -> String {
     let last = last_words(status);
     format!("{attempts} attempts in a row did not start; the last: {last}")
+}
+
+/// After a sentence.
+pub fn volume_kept(node: &str, claim: &str) -> String {
+    format!(
+        "; node {node}, which does not answer, may still have the volume of claim {claim}: if its machine is off, say so with \
+         kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
 }
 
 fn last_words(status: &TrainJobStatus) -> String {

@@ -18,16 +18,23 @@ const OVERDUE: u32 = 3;
 
 impl Turn<'_> {
     pub(super) fn note_checkpoint(&mut self) {
+        // By the attempt first, for clocks of nodes differ: one that is ahead is not to hide what is saved on others later.
         let workers = self.workers.iter();
-        let newest = workers.filter_map(|worker| worker.pod.metadata.last_checkpoint);
-        let known = self.status.last_checkpoint.as_ref().map(|time| time.0);
-        if let Some(newest) = newest.max().filter(|newest| Some(*newest) > known) {
-            self.status.last_checkpoint = Some(Time(newest));
+        let told = workers.filter_map(|it| Some((it.attempt, it.pod.metadata.last_checkpoint?)));
+        if let Some((number, newest)) = told.max() {
+            let known = self.status.last_checkpoint.as_ref().map(|time| time.0);
+            let mut attempts = self.status.attempts.iter();
+            let attempt = attempts.find(|attempt| attempt.number == number);
+            let begun = attempt.and_then(|attempt| attempt.running_at.as_ref());
+            // What is older is what it began with.
+            let is_own = begun.is_some_and(|begun| newest >= begun.0);
+            if Some(newest) > known || is_own {
+                self.status.last_checkpoint = Some(Time(newest));
+            }
         }
         if self.note_progress() {
             self.wait_no_longer_than_needed();
         }
-        // By the attempt, for clocks of nodes differ.
         let workers = self.workers.iter();
         let saved = workers.filter(|worker| worker.pod.metadata.saved.is_some());
         let saved = saved.max_by_key(|worker| (worker.attempt, std::cmp::Reverse(worker.rank)));

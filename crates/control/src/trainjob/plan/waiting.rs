@@ -173,9 +173,28 @@ impl<'a> Turn<'a> {
             .find(|name| names(name))
     }
 
+    /// The node that does not answer and may still have a volume that only one can mount, with the claim's name: a worker of an attempt
+    /// before this is on it. No other node can start the next one until its machine is known to be off, and none is to blame for that.
+    pub(super) fn keeps_volume(&self, before: u32) -> Option<(&'a str, &str)> {
+        let mut claims = self.observed.claims.values();
+        let (claim, _) = claims.find(|(_, claim)| !claim.shared)?;
+        let mut earlier = self.workers.iter();
+        let node = earlier.find_map(|worker| {
+            let is_left = worker.attempt < before && !worker.is_finished();
+            let name = worker.pod.node().filter(|_| is_left)?;
+            let node = self.observed.cluster.node(name)?;
+            (!node.ready).then_some(name)
+        })?;
+        Some((node, claim))
+    }
+
     /// Attempts at the end of the record that nodes did not start in time, of the spec as it is. Those that were refused room are not among
     /// them: room comes free.
     fn starts_in_vain(&self) -> usize {
+        let next = self.status.attempt.saturating_add(1);
+        if self.keeps_volume(next).is_some() {
+            return 0;
+        }
         let attempts = self.status.attempts.iter().rev();
         let generation = self.job.metadata.generation;
         attempts

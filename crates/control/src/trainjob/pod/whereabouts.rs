@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use stoke_api::names::{GPU_PRODUCT_LABEL, GPU_RESOURCE};
 use stoke_sched::{Snapshot, is_of_type};
 
+use crate::cluster::SPOT_LABELS;
+
 /// How GPU nodes are commonly tainted, so that only pods with GPUs come there.
 const GPU_TAINTS: [(&str, Option<&str>); 2] = [(GPU_RESOURCE, None), ("sku", Some("gpu"))];
 
@@ -163,6 +165,17 @@ pub fn avoid(spec: &mut PodSpec, nodes: &[String]) {
     require(spec, |term| {
         let fields = term.match_fields.get_or_insert_default();
         fields.extend(each.iter().cloned());
+    });
+}
+
+/// Leaves a pod all nodes but those that can be taken away.
+pub fn avoid_spot(spec: &mut PodSpec) {
+    require(spec, |term| {
+        let labels = term.match_expressions.get_or_insert_default();
+        labels.extend(SPOT_LABELS.map(|(key, value)| NodeSelectorRequirement {
+            operator: "NotIn".to_owned(),
+            ..requirement(key, value)
+        }));
     });
 }
 

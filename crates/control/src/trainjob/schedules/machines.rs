@@ -103,6 +103,8 @@ pub struct Machines {
     pub processes: BTreeMap<String, Process>,
     /// By the job's name.
     pub checkpoints: BTreeMap<String, Checkpoints>,
+    /// Pods whose node was held to be lost before it began them: it may still do so when it comes back.
+    lost: BTreeSet<String>,
 }
 
 impl Machines {
@@ -233,6 +235,9 @@ impl Machines {
             let uid = pod.uid().unwrap_or_default();
             let node = cluster::node_of(&pod).unwrap_or_default().to_owned();
             if !self.is_reached(&node) || cluster::is_finished(&pod) {
+                if !is_ready(store, &node) {
+                    self.lost.insert(uid);
+                }
                 continue;
             }
             if pod.metadata.deletion_timestamp.is_some() && !self.processes.contains_key(&uid) {
@@ -243,7 +248,8 @@ impl Machines {
                 continue;
             }
             if is_pending(&pod) {
-                let process = process(&pod, node, now + Duration::from_secs(dice.roll(12)));
+                let mut process = process(&pod, node, now + Duration::from_secs(dice.roll(12)));
+                process.was_lost = self.lost.contains(&uid);
                 self.processes.insert(uid, process);
             } else {
                 // Its machine was off meanwhile.
