@@ -20,7 +20,7 @@ use stoke_api::contract::checkpoints::Checkpoint;
 use stoke_api::contract::copies::{
     CARRIED, Carried, Duplicate, Sender, Uploaded, excess, next, short,
 };
-use stoke_data::{Remote, Shipment, remove_upload, upload};
+use stoke_data::{Progress, Remote, Shipment, remove_upload, upload};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -34,8 +34,11 @@ const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Once the program is over, there is no time for long pauses.
 const PAUSE_MAX_AT_END: Duration = Duration::from_secs(3);
+/// So often in a row nothing at all gets through before the end is held up no longer.
+const TRIES_AT_END: u32 = 2;
 /// How long a store may be silent before a try is given up, and what is newest then is tried.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+const SILENCE_MAX_AT_END: Duration = Duration::from_secs(10);
 /// As low as it gets. What is read from a disk waits behind others for it too.
 const NICENESS: i32 = 19;
 
@@ -96,6 +99,7 @@ struct Carrier<'a> {
     /// What is complete there; unknown until it was asked, and after anything went wrong.
     there: Option<Vec<Duplicate>>,
     carried: Carried,
+    progress: Arc<Progress>,
     has_told_of_one: bool,
     has_told_of_unordered: bool,
 }
@@ -111,17 +115,24 @@ impl<'a> Carrier<'a> {
             found: None,
             there: None,
             carried: Carried::default(),
+            progress: Arc::default(),
             has_told_of_one: false,
             has_told_of_unordered: false,
         }
     }
 
     async fn run(&mut self, end: &End) {
-        let mut pause = PAUSE_FIRST;
+        let (mut pause, mut fruitless_at_end) = (PAUSE_FIRST, 0);
         loop {
             let is_ending = end.has_come.load(Ordering::Relaxed);
+            let sent = self.progress.fetched_bytes();
             self.look();
-            match self.send_newest().await {
+            let silence_max = if is_ending {
+                SILENCE_MAX_AT_END
+            } else {
+                SILENCE_MAX
+            };
+            match self.send_newest(silence_max).await {
                 Ok(true) => {
                     pause = PAUSE_FIRST;
                     continue;
@@ -138,7 +149,19 @@ impl<'a> Carrier<'a> {
                 }
                 Err(trouble) => {
                     self.there = None;
+                    self.outbox.give_room_back();
                     self.fares(Some(trouble.to_string()));
+                    let has_sent = self.progress.fetched_bytes() > sent;
+                    fruitless_at_end = match (is_ending, has_sent) {
+                        (true, false) => fruitless_at_end + 1,
+                        _ => 0,
+                    };
+                    if fruitless_at_end == TRIES_AT_END {
+                        say(format!(
+                            "the last checkpoint is not copied; it is in the volume still: {trouble}"
+                        ));
+                        return;
+                    }
                     let max = if is_ending {
                         PAUSE_MAX_AT_END
                     } else {
@@ -196,7 +219,7 @@ impl<'a> Carrier<'a> {
     }
 
     /// True if one was sent, and there may be a newer by now.
-    async fn send_newest(&mut self) -> Result<bool, Trouble> {
+    async fn send_newest(&mut self, silence_max: Duration) -> Result<bool, Trouble> {
         let asked = self.there.as_deref();
         // Nothing to send, whatever is there: nobody is asked.
         let Some(copy) = self.next(asked.unwrap_or_default()) else {
@@ -206,7 +229,7 @@ impl<'a> Carrier<'a> {
         let copy = if asked.is_some() {
             copy
         } else {
-            let there = list(&remote, SILENCE_MAX).await?;
+            let there = list(&remote, silence_max).await?;
             let copy = self.next(&there);
             self.there = Some(there);
             let Some(copy) = copy else {
@@ -220,9 +243,9 @@ impl<'a> Carrier<'a> {
             dir: self.outbox.put(&copy).map_err(Trouble::Outbox)?,
             to: remote.below(&copy.to_string())?,
             journal: self.outbox.journal(&copy),
-            patience: SILENCE_MAX,
+            patience: silence_max,
         };
-        upload(shipment, &Arc::default()).await?;
+        upload(shipment, &self.progress).await?;
         self.outbox.drop(&copy);
         let now = Timestamp::now();
         self.carried.uploaded = Some(Uploaded {
@@ -251,7 +274,7 @@ impl<'a> Carrier<'a> {
     /// What was begun and is not worth finishing, because there is a newer one.
     async fn tidy(&self, remote: &Remote, wanted: Option<&Duplicate>) {
         let own = short(&self.place.job);
-        for copy in self.outbox.names() {
+        for copy in self.outbox.begun() {
             if Some(&copy) == wanted {
                 continue;
             }
@@ -427,5 +450,17 @@ mod tests {
             "a part that nobody finishes goes"
         );
         assert_eq!(scene.names("ckpt/.stokehold/outbox"), [""; 0]);
+    }
+
+    /// What waits for its end may be in the way of others.
+    #[test]
+    fn a_store_that_takes_nothing_does_not_hold_the_end_up() {
+        let mut scene = Scene::new();
+        scene.upload.keys = Some(scene.dir.path().join("no keys"));
+        scene.save(1);
+        let told = scene.carry(1);
+        assert_eq!(told.uploaded, None);
+        assert!(told.upload_problem.is_some(), "{told:?}");
+        assert_eq!(scene.names("ckpt"), ["step-1"]);
     }
 }

@@ -19,6 +19,7 @@ use stoke_api::contract::checkpoints::{
 };
 
 use super::copies::{self, Upload};
+use super::outbox::Outbox;
 use super::shelf;
 
 /// How long the processes of an earlier attempt are waited for: longer than any grace period that leaves them time for a checkpoint.
@@ -178,6 +179,9 @@ fn lead(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> 
         let brought = copies::bring_back(place, upload, newest(complete), is_same_volume, say)?;
         // It is ahead of all that is here.
         resume = brought.or(resume);
+    } else {
+        // What an earlier attempt had to send, before its author thought better of it.
+        Outbox::of(directory).close();
     }
     let holder = Holder {
         resume: resume.clone(),
@@ -386,12 +390,18 @@ mod tests {
         save(root, "step-12", None);
         save(root, ".step-13.writing", Some("{}"));
         save(root, "logs", None);
+        fs::create_dir_all(root.join(OWN_DIR).join("outbox/s1.a1.uid.step-1")).expect("an outbox");
         let mut told = Vec::new();
         let entered = enter(&place(root, 1, 0), &mut |line| told.push(line)).expect("entered");
         assert_eq!(entered.resume, Some(root.join("step-10")));
         assert_eq!(
             names(root),
             [OWN_DIR, "logs", "step-10", "step-11", "step-9"]
+        );
+        assert_eq!(
+            names(&root.join(OWN_DIR)),
+            [HOLDER, LOCK],
+            "no copies are wanted any more"
         );
         told.sort();
         assert_eq!(
