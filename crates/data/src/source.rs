@@ -98,6 +98,7 @@ fn parts(uri: &str) -> Result<Parts<'_>, DataError> {
 #[derive(Clone)]
 pub struct Remote {
     pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) sender: Arc<dyn ObjectStore>,
     /// For stores that take the parts of an object in any order and again.
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     pub(crate) prefix: Path,
@@ -130,11 +131,13 @@ impl Remote {
         };
         let Stores {
             store,
+            sender,
             parts: parts_store,
         } = open(parts.root, endpoint, keys).map_err(bad)?;
         let uri = uri.trim_end_matches('/').to_owned();
         Ok(Self {
             store,
+            sender,
             parts: parts_store,
             prefix,
             scheme: parts.scheme,
@@ -195,8 +198,10 @@ impl Remote {
         };
         let store =
             LocalFileSystem::new_with_prefix(root).map_err(|error| broken(error.to_string()))?;
+        let store = Arc::new(store.with_fsync(true).with_automatic_cleanup(true));
         Ok(Self {
-            store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)),
+            store: store.clone(),
+            sender: store,
             parts: None,
             prefix,
             scheme: Scheme::File,

@@ -23,16 +23,27 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// One store, as who uses it needs it.
 pub(crate) struct Stores {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The same for what is sent: who sends hears nothing until all of it is there, however long that takes. Who asks it for something says how
+    /// long that may be.
+    pub(crate) sender: Arc<dyn ObjectStore>,
     /// For those that take the parts of an object in any order and again.
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
 }
 
-fn both<S: ObjectStore + MultipartStore>(store: S) -> Stores {
-    let store = Arc::new(store);
-    Stores {
-        store: store.clone(),
-        parts: Some(store),
-    }
+/// From how a store is made with a client.
+fn both<S: ObjectStore + MultipartStore>(
+    url: &str,
+    make: impl Fn(ClientOptions) -> object_store::Result<S>,
+) -> Result<Stores, String> {
+    let told = |error: object_store::Error| error.to_string();
+    let store = make(client(url)).map_err(told)?;
+    let sender = make(client(url).with_read_timeout_disabled()).map_err(told)?;
+    let sender = Arc::new(sender);
+    Ok(Stores {
+        store: Arc::new(store),
+        sender: sender.clone(),
+        parts: Some(sender),
+    })
 }
 
 /// Our own retries are around these: they know how long nothing has arrived at all.
@@ -154,16 +165,15 @@ pub(crate) fn s3(
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
     }
-    builder
+    let builder = builder
         .with_bucket_name(bucket)
         .with_skip_signature(!is_signed)
         // The server checks every part that it is sent.
         .with_checksum_algorithm(Checksum::SHA256)
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map(both)
-        .map_err(|error| error.to_string())
+        .with_retry(retries());
+    both(endpoint.unwrap_or_default(), |client| {
+        builder.clone().with_client_options(client).build()
+    })
 }
 
 pub(crate) fn gs(
@@ -185,14 +195,13 @@ pub(crate) fn gs(
     if let Some(endpoint) = endpoint {
         builder = builder.with_base_url(endpoint);
     }
-    builder
+    let builder = builder
         .with_bucket_name(bucket)
         .with_skip_signature(!is_signed)
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map(both)
-        .map_err(|error| error.to_string())
+        .with_retry(retries());
+    both(endpoint.unwrap_or_default(), |client| {
+        builder.clone().with_client_options(client).build()
+    })
 }
 
 pub(crate) fn az(
@@ -207,14 +216,13 @@ pub(crate) fn az(
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint.to_owned());
     }
-    builder
+    let builder = builder
         .with_container_name(container)
         .with_skip_signature(!is_signed)
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map(both)
-        .map_err(|error| error.to_string())
+        .with_retry(retries());
+    both(endpoint.unwrap_or_default(), |client| {
+        builder.clone().with_client_options(client).build()
+    })
 }
 
 /// One file of a plain server, which asks for no keys.
@@ -223,9 +231,11 @@ pub(crate) fn http(root: &str, _: Option<&str>, _: &Credentials) -> Result<Store
         .with_url(root)
         .with_retry(retries())
         .with_client_options(client(root));
-    let store = builder.build().map_err(|error| error.to_string())?;
+    let store = Arc::new(builder.build().map_err(|error| error.to_string())?);
     Ok(Stores {
-        store: Arc::new(store),
+        store: store.clone(),
+        // Nothing is sent there.
+        sender: store,
         parts: None,
     })
 }
