@@ -323,7 +323,7 @@ fn what_never_began_for_the_sake_of_its_checkpoints_is_told_so() {
     let full = "stokehold: cannot write to /ckpt, where checkpoints are kept: No space left on device (os error 28); the volume is full\n";
     let (blame, cause, _) = ended(84, Some("/ckpt"), full);
     assert_eq!((blame, cause), (Blame::Job, Cause::CheckpointVolume));
-    for code in [83, 84] {
+    for code in [83, 84, 85] {
         let (blame, ..) = ended(code, None, "");
         assert_eq!(
             blame,

@@ -133,10 +133,7 @@ impl<'a> Carrier<'a> {
                 SILENCE_MAX
             };
             match self.send_newest(silence_max).await {
-                Ok(true) => {
-                    pause = PAUSE_FIRST;
-                    continue;
-                }
+                Ok(true) => pause = PAUSE_FIRST,
                 // Looked at after the end had come, so there is nothing more to come.
                 Ok(false) if is_ending => return,
                 Ok(false) => {

@@ -16,7 +16,7 @@ use stoke_data::{Credentials, DataError, Meter, Progress, Remote, complete_uploa
 use super::fence::{Place, Refusal};
 use super::shelf;
 
-/// How long a store may take to say what there is, where that hardly matters.
+/// How long a store may take to say what there is: all in all where that hardly matters, else before it is said that one waits.
 const BRIEFLY: Duration = Duration::from_secs(10);
 /// And how long it is asked again and again, where it does.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(600);
@@ -222,7 +222,7 @@ async fn try_once(
             uri: remote.uri().to_owned(),
         })??
     } else {
-        list(&remote, SILENCE_MAX).await?
+        list(&remote, BRIEFLY).await?
     };
     let mut last = None;
     for copy in ahead(&there, here) {

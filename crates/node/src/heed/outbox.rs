@@ -199,7 +199,7 @@ mod tests {
         fs::write(root.join("step-5").join(MARKER), "{}").expect("a marker");
         let path = outbox.put(&copy).expect("put");
         assert_eq!(path, outbox.put(&copy).expect("it is there"));
-        assert_eq!(outbox.names(), [copy.clone()]);
+        assert_eq!(outbox.names(), std::slice::from_ref(&copy));
         shelf::remove(root, "step-5").expect("removed");
         let state = fs::read_to_string(path.join("rank-0/state"));
         assert_eq!(state.expect("its state"), "5");

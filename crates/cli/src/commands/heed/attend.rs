@@ -246,7 +246,6 @@ fn finish(carrier: u32, mut max: Duration, heard: &Receiver<Event>) {
                 // It is not the program that is in a hurry now.
                 max = max.min(begun.elapsed() + LEFT_AT_END);
             }
-            Ok(_) => {}
             Err(RecvTimeoutError::Timeout) if !has_said => {
                 has_said = true;
                 eprintln!(
@@ -254,7 +253,7 @@ fn finish(carrier: u32, mut max: Duration, heard: &Receiver<Event>) {
                     max.as_secs()
                 );
             }
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
         }
     }
     eprintln!("stokehold: the last checkpoint is not copied in time; it is in the volume still");
