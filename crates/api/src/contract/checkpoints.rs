@@ -286,7 +286,6 @@ pub struct Holder {
     /// The name of the checkpoint that all its workers go on from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
-    #[serde(skip_serializing_if = "Stage::is_chosen")]
     pub stage: Stage,
 }
 
@@ -301,12 +300,6 @@ pub enum Stage {
     TakesOver,
     /// It has not, and nobody of its job had: the volume is new to the job.
     Enters,
-}
-
-impl Stage {
-    fn is_chosen(&self) -> bool {
-        *self == Self::Chosen
-    }
 }
 
 impl Holder {

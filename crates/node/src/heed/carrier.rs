@@ -34,16 +34,18 @@ const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Once the program is over, there is no time for long pauses.
 const PAUSE_MAX_AT_END: Duration = Duration::from_secs(3);
-/// So often in a row nothing at all gets through before the end is held up no longer.
-const TRIES_AT_END: u32 = 2;
+/// What it is told where somebody waits for the worker's end.
+pub const HURRY: &[u8] = b"hurry";
+/// So often in a row nothing at all gets through then before the end is held up no longer.
+const TRIES_IN_A_HURRY: u32 = 2;
 /// How long a store may be silent before a try is given up, and what is newest then is tried.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-const SILENCE_MAX_AT_END: Duration = Duration::from_secs(10);
+const SILENCE_MAX_IN_A_HURRY: Duration = Duration::from_secs(10);
 /// As low as it gets. What is read from a disk waits behind others for it too.
 const NICENESS: i32 = 19;
 
 /// Carries copies for as long as its parent lives and no later attempt has taken over. When its input ends, the program is over: then it
-/// ends when the newest is there.
+/// ends when the newest is there, or where its input said [`HURRY`] when nothing gets through.
 pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
     let _ = setpriority_process(None, NICENESS);
     let parent = getppid();
@@ -54,7 +56,10 @@ pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
     let end = Arc::new(End::default());
     let told = end.clone();
     thread::spawn(move || {
-        let _ = io::stdin().read_to_end(&mut Vec::new());
+        let mut said = Vec::new();
+        let _ = io::stdin().read_to_end(&mut said);
+        told.is_in_a_hurry
+            .store(!said.is_empty(), Ordering::Relaxed);
         told.has_come.store(true, Ordering::Relaxed);
         told.notify.notify_one();
     });
@@ -79,6 +84,7 @@ pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
 #[derive(Debug, Default)]
 struct End {
     has_come: AtomicBool,
+    is_in_a_hurry: AtomicBool,
     notify: Notify,
 }
 
@@ -122,13 +128,14 @@ impl<'a> Carrier<'a> {
     }
 
     async fn run(&mut self, end: &End) {
-        let (mut pause, mut fruitless_at_end) = (PAUSE_FIRST, 0);
+        let (mut pause, mut fruitless) = (PAUSE_FIRST, 0);
         loop {
             let is_ending = end.has_come.load(Ordering::Relaxed);
+            let is_in_a_hurry = is_ending && end.is_in_a_hurry.load(Ordering::Relaxed);
             let sent = self.progress.fetched_bytes();
             self.look();
-            let silence_max = if is_ending {
-                SILENCE_MAX_AT_END
+            let silence_max = if is_in_a_hurry {
+                SILENCE_MAX_IN_A_HURRY
             } else {
                 SILENCE_MAX
             };
@@ -149,11 +156,11 @@ impl<'a> Carrier<'a> {
                     self.outbox.give_room_back();
                     self.fares(Some(trouble.to_string()));
                     let has_sent = self.progress.fetched_bytes() > sent;
-                    fruitless_at_end = match (is_ending, has_sent) {
-                        (true, false) => fruitless_at_end + 1,
+                    fruitless = match (is_in_a_hurry, has_sent) {
+                        (true, false) => fruitless + 1,
                         _ => 0,
                     };
-                    if fruitless_at_end == TRIES_AT_END {
+                    if fruitless == TRIES_IN_A_HURRY {
                         say(format!(
                             "the last checkpoint is not copied; it is in the volume still: {trouble}"
                         ));
@@ -382,6 +389,7 @@ mod tests {
             carrier.look();
             let end = End::default();
             end.has_come.store(true, Ordering::Relaxed);
+            end.is_in_a_hurry.store(true, Ordering::Relaxed);
             runtime().expect("a runtime").block_on(carrier.run(&end));
             let text = fs::read_to_string(status.join(CARRIED)).expect("told");
             Carried::parse(&text).expect("JSON")
@@ -449,7 +457,7 @@ mod tests {
         assert_eq!(scene.names("ckpt/.stokehold/outbox"), [""; 0]);
     }
 
-    /// What waits for its end may be in the way of others.
+    /// Others may wait for what the worker has.
     #[test]
     fn a_store_that_takes_nothing_does_not_hold_the_end_up() {
         let mut scene = Scene::new();

@@ -3,6 +3,7 @@
 //! A container is over when its first process is, and takes all others along. So where copies are wanted, the first process is this one:
 //! it passes signals on, takes in orphans, and gives what carries copies a while after the program is over.
 
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +81,9 @@ pub fn attend(attended: Attended<'_>, ends_at_once: &AtomicBool) -> ExitCode {
     if let Some(child) = &mut carrier.running {
         let max = patience(code, told_to_end.map(|then| then.elapsed()), grace);
         // Its input ends: that tells it.
-        drop(child.stdin.take());
+        if let (Some(mut input), Some(_)) = (child.stdin.take(), told_to_end) {
+            let _ = input.write_all(heed::HURRY);
+        }
         finish(child.id(), max, &heard);
     }
     ExitCode::from(code)
@@ -282,10 +285,13 @@ mod tests {
         }
         let (code, _) = until_it_ends(program, &mut carrier, &heard);
         assert_eq!((code, carrier.pid()), (0, None), "nobody to wait for");
+        let now = Instant::now();
         let due = carrier.due.expect("it is started again");
-        carrier.start_if_due(due - PAUSE_FIRST / 2);
+        assert!(due <= now + PAUSE_FIRST);
+        carrier.due = Some(now + PAUSE_FIRST);
+        carrier.start_if_due(now);
         assert_eq!(carrier.pid(), None, "not yet");
-        carrier.start_if_due(due);
+        carrier.start_if_due(now + PAUSE_FIRST);
         assert!(carrier.pid().is_some() && carrier.due.is_none());
         let _ = carrier.running.as_mut().expect("it runs").wait();
         carrier.ended(0);
