@@ -429,27 +429,25 @@ mod tests {
     #[test]
     fn a_copy_that_lost_something_gives_way_to_an_older_one() {
         let newest = "s9.a2.uid.step-9";
-        let damages: [(&str, fn(&Store)); 4] = [
-            ("an object is gone", |store| {
-                fs::remove_file(store.file("s9.a2.uid.step-9", "state")).expect("removed");
-            }),
-            ("an object is short", |store| {
-                fs::write(store.file("s9.a2.uid.step-9", "state"), "").expect("cut");
-            }),
-            ("its manifest is nonsense", |store| {
-                let manifest = store.file("s9.a2.uid.step-9", stoke_data::MANIFEST);
-                fs::write(manifest, "{").expect("cut");
-            }),
-            ("its manifest is of another version", |store| {
-                let manifest = store.file("s9.a2.uid.step-9", stoke_data::MANIFEST);
-                fs::write(manifest, r#"{"format": 2, "files": []}"#).expect("written");
-            }),
-        ];
-        for (what, damage) in damages {
+        let manifest = stoke_data::MANIFEST;
+        for (what, file, text) in [
+            ("an object is gone", "state", None),
+            ("an object is short", "state", Some("")),
+            ("its manifest is nonsense", manifest, Some("{")),
+            (
+                "its manifest is of another version",
+                manifest,
+                Some(r#"{"format": 2, "files": []}"#),
+            ),
+        ] {
             let store = Store::new();
             store.put("s5.a1.uid.step-5", 5);
             store.put(newest, 9);
-            damage(&store);
+            let file = store.file(newest, file);
+            match text {
+                Some(text) => fs::write(file, text).expect("damaged"),
+                None => fs::remove_file(file).expect("removed"),
+            }
             let dir = tempfile::tempdir().expect("a directory");
             let (place, upload) = (place(dir.path(), 3), store.upload());
             let mut told = Vec::new();
