@@ -63,6 +63,24 @@ fn record(directory: &Path, attempt: u32) {
 }
 
 #[test]
+fn who_waits_for_others_ends_when_told_to() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let waiting = heed(dir.path(), 1, 1, "echo begun").spawn();
+    let mut waiting = waiting.expect("a worker without its first");
+    let mut line = String::new();
+    let said = waiting.stderr.take().expect("what it says");
+    BufReader::new(said).read_line(&mut line).expect("a line");
+    assert!(line.contains("waits for the first worker"), "{line}");
+    let pid = waiting.id().to_string();
+    let told = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(told.expect("kill runs").success());
+    let ended = ends(waiting);
+    // By itself: a container's first process does not end of the signal.
+    assert_eq!(ended.status.code(), Some(143), "{ended:?}");
+    assert_eq!(text(&ended.stdout), "");
+}
+
+#[test]
 fn all_workers_go_on_from_what_the_first_found() {
     const SAYS: &str = "echo from ${STOKE_RESUME_FROM-nothing}";
     let dir = tempfile::tempdir().expect("a directory");

@@ -22,6 +22,7 @@ mod room;
 mod secret;
 mod ship;
 mod source;
+mod stores;
 
 pub use cache::{Cache, Held, Mended, Staged};
 pub use error::DataError;

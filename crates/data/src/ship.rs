@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -32,6 +32,13 @@ const IN_FLIGHT: u32 = 6;
 const FILES: usize = 8;
 /// S3 takes no more than 10,000 parts of an object.
 const PARTS_MAX: u64 = 9_000;
+
+/// What a request that sends little may take.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// And one that sends much: who sends slower than this sends nothing. Several share the wire.
+const BYTES_PER_SECOND_MIN: u64 = 32 << 10;
+/// How long parts that nobody needs are asked to be removed.
+const ABORT_MAX: Duration = Duration::from_secs(10);
 
 /// What goes where.
 #[derive(Debug, Clone)]
@@ -93,6 +100,8 @@ struct Work {
     room: Arc<Semaphore>,
     patience: Patience,
     progress: Arc<Progress>,
+    /// Objects of which parts are there and not all, by what the store calls them.
+    in_parts: Mutex<BTreeMap<MultipartId, object_store::path::Path>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -133,6 +142,7 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
         room: Arc::new(Semaphore::new(IN_FLIGHT as usize)),
         patience,
         progress: progress.clone(),
+        in_parts: Mutex::default(),
         shipment,
     });
     let before = progress.fetched_bytes();
@@ -142,10 +152,15 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
         workers.spawn(async move { run(&work).await });
     }
     while let Some(ended) = workers.join_next().await {
-        ended.map_err(|error| DataError::Broken {
+        let ended = ended.map_err(|error| DataError::Broken {
             uri: to.uri().to_owned(),
             why: error.to_string(),
-        })??;
+        });
+        if let Err(error) = ended.and_then(|ended| ended) {
+            workers.shutdown().await;
+            abort(&work).await;
+            return Err(error);
+        }
     }
     let mut items = std::mem::take(&mut *locked(&work.done));
     items.sort_by(|a, b| a.path.cmp(&b.path));
@@ -155,13 +170,28 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
     })
     .unwrap_or_default();
     let (path, payload) = (to.at(MANIFEST)?, PutPayload::from(text));
-    persist(&to, &work.patience, || to.store.put(&path, payload.clone())).await?;
+    persist(&to, &work.patience, || {
+        within(0, to.sender.put(&path, payload.clone()))
+    })
+    .await?;
     let _ = fs::remove_file(&work.shipment.journal);
     Ok(Shipped {
         files: files.len() as u64,
         bytes,
         sent_bytes: progress.fetched_bytes() - before,
     })
+}
+
+/// Parts of objects that never come cost money; a bucket's lifecycle rule is for those of a process that died.
+async fn abort(work: &Work) {
+    let begun = std::mem::take(&mut *locked(&work.in_parts));
+    let Some(store) = &work.shipment.to.parts else {
+        return;
+    };
+    let all = begun
+        .iter()
+        .map(|(id, path)| store.abort_multipart(path, id));
+    let _ = tokio::time::timeout(ABORT_MAX, futures::future::join_all(all)).await;
 }
 
 async fn run(work: &Work) -> Result<(), DataError> {
@@ -243,7 +273,10 @@ async fn whole(
     let (payload, digests) = read(opened, 0..file.size, local).await?;
     let to = &work.shipment.to;
     let path = to.at(&file.path)?;
-    let put = persist(to, &work.patience, || to.store.put(&path, payload.clone())).await?;
+    let put = persist(to, &work.patience, || {
+        within(file.size, to.sender.put(&path, payload.clone()))
+    })
+    .await?;
     work.progress.fetched(file.size);
     Ok((digests, put.e_tag))
 }
@@ -261,7 +294,11 @@ async fn in_parts(
     };
     let path = &to.at(&file.path)?;
     let part_bytes = part_bytes(file.size);
-    let id = &persist(to, &work.patience, || store.create_multipart(path)).await?;
+    let id = &persist(to, &work.patience, || {
+        within(0, store.create_multipart(path))
+    })
+    .await?;
+    locked(&work.in_parts).insert(id.clone(), path.clone());
     let parts = futures::stream::iter(0..file.size.div_ceil(part_bytes)).map(|part| async move {
         let blocks = u32::try_from(part_bytes / BLOCK_BYTES)
             .unwrap_or(IN_FLIGHT)
@@ -271,26 +308,23 @@ async fn in_parts(
         let bytes = range.end - range.start;
         let (payload, digests) = read(opened, range, local).await?;
         let put = persist(to, &work.patience, || {
-            store.put_part(path, id, part as usize, payload.clone())
+            within(
+                bytes,
+                store.put_part(path, id, part as usize, payload.clone()),
+            )
         })
         .await?;
         work.progress.fetched(bytes);
         Ok::<_, DataError>((put, digests))
     });
-    let sent: Result<Vec<_>, DataError> = parts.buffered(IN_FLIGHT as usize).try_collect().await;
-    let sent = match sent {
-        Ok(sent) => sent,
-        Err(error) => {
-            // Parts of an object that never comes cost money; a bucket's lifecycle rule is for those of a process that died.
-            let _ = store.abort_multipart(path, id).await;
-            return Err(error);
-        }
-    };
+    let sent: Vec<_> = parts.buffered(IN_FLIGHT as usize).try_collect().await?;
     let (ids, digests): (Vec<_>, Vec<_>) = sent.into_iter().unzip();
     let put = persist(to, &work.patience, || {
-        store.complete_multipart(path, id, ids.clone())
+        // Putting many parts together takes a store a while.
+        within(file.size, store.complete_multipart(path, id, ids.clone()))
     })
     .await?;
+    locked(&work.in_parts).remove(id);
     Ok((digests.concat(), put.e_tag))
 }
 
@@ -365,6 +399,25 @@ async fn read(
             why: error.to_string(),
         }),
     }
+}
+
+/// Who sends so much in vain for so long sends it to nobody.
+fn send_max(bytes: u64) -> Duration {
+    ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND_MIN)
+}
+
+/// The answer to a request that sends so many bytes, in the time it may take.
+async fn within<T>(
+    bytes: u64,
+    asked: impl Future<Output = object_store::Result<T>>,
+) -> object_store::Result<T> {
+    let max = send_max(bytes);
+    tokio::time::timeout(max, asked).await.unwrap_or_else(|_| {
+        Err(object_store::Error::Generic {
+            store: "upload",
+            source: format!("no answer within {} s", max.as_secs()).into(),
+        })
+    })
 }
 
 /// Asks until there is an answer.
@@ -584,5 +637,15 @@ mod tests {
             );
         }
         assert_eq!(part_bytes(50 << 30), BLOCK_BYTES);
+    }
+
+    #[test]
+    fn whoever_sends_slowly_has_time_and_whoever_is_silent_has_not() {
+        assert_eq!(send_max(0), ANSWER_MAX);
+        // Six blocks at once over a wire of two megabits.
+        let all = u64::from(IN_FLIGHT) * BLOCK_BYTES;
+        let takes = Duration::from_secs(all / (2_000_000 / 8));
+        assert!(send_max(BLOCK_BYTES) > takes, "{takes:?}");
+        assert!(send_max(BLOCK_BYTES) < Duration::from_secs(600));
     }
 }

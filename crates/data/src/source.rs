@@ -3,23 +3,15 @@
 use std::fmt;
 use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::http::HttpBuilder;
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
 
 use crate::error::DataError;
 use crate::secret::Credentials;
-
-/// A request that brings nothing for so long is dead. There is no limit on a whole one: slow is not dead.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+use crate::stores::{self, Stores};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
@@ -106,6 +98,7 @@ fn parts(uri: &str) -> Result<Parts<'_>, DataError> {
 #[derive(Clone)]
 pub struct Remote {
     pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) sender: Arc<dyn ObjectStore>,
     /// For stores that take the parts of an object in any order and again.
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     pub(crate) prefix: Path,
@@ -129,26 +122,22 @@ impl Remote {
             why: keys.scrub(&why),
         };
         let prefix = Path::parse(parts.path).map_err(|error| bad(error.to_string()))?;
-        let (store, parts_store): (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) =
-            match parts.scheme {
-                Scheme::File => return Self::local(uri, parts.path),
-                Scheme::S3 => both(s3(&parts, endpoint, keys).map_err(bad)?),
-                Scheme::Gs => both(gs(&parts, endpoint, keys).map_err(bad)?),
-                Scheme::Az => both(az(&parts, endpoint, keys).map_err(bad)?),
-                Scheme::Http => {
-                    let builder = HttpBuilder::new()
-                        .with_url(parts.root)
-                        .with_retry(retries())
-                        .with_client_options(client(parts.root));
-                    (
-                        Arc::new(builder.build().map_err(|error| bad(error.to_string()))?),
-                        None,
-                    )
-                }
-            };
+        let open = match parts.scheme {
+            Scheme::File => return Self::local(uri, parts.path),
+            Scheme::S3 => stores::s3,
+            Scheme::Gs => stores::gs,
+            Scheme::Az => stores::az,
+            Scheme::Http => stores::http,
+        };
+        let Stores {
+            store,
+            sender,
+            parts: parts_store,
+        } = open(parts.root, endpoint, keys).map_err(bad)?;
         let uri = uri.trim_end_matches('/').to_owned();
         Ok(Self {
             store,
+            sender,
             parts: parts_store,
             prefix,
             scheme: parts.scheme,
@@ -209,8 +198,10 @@ impl Remote {
         };
         let store =
             LocalFileSystem::new_with_prefix(root).map_err(|error| broken(error.to_string()))?;
+        let store = Arc::new(store.with_fsync(true).with_automatic_cleanup(true));
         Ok(Self {
-            store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)),
+            store: store.clone(),
+            sender: store,
             parts: None,
             prefix,
             scheme: Scheme::File,
@@ -250,123 +241,6 @@ impl Remote {
     }
 }
 
-fn both<S: ObjectStore + MultipartStore>(
-    store: S,
-) -> (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) {
-    let store = Arc::new(store);
-    (store.clone(), Some(store))
-}
-
-/// Our own retries are around these: they know how long nothing has arrived at all.
-fn retries() -> RetryConfig {
-    RetryConfig {
-        max_retries: 2,
-        retry_timeout: Duration::from_secs(10),
-        ..RetryConfig::default()
-    }
-}
-
-fn client(url: &str) -> ClientOptions {
-    ClientOptions::new()
-        .with_allow_http(url.starts_with("http://"))
-        .with_timeout_disabled()
-        .with_read_timeout(SILENCE_MAX)
-        .with_connect_timeout(CONNECT_MAX)
-}
-
-/// Hands over what the store knows of `keys`; what it does not know may be for somebody else.
-fn configure<K: std::str::FromStr>(
-    keys: &Credentials,
-    mut set: impl FnMut(K, &str),
-) -> Result<(), String> {
-    let mut known = 0;
-    for (name, value) in keys.iter() {
-        if let Ok(key) = name.to_ascii_lowercase().parse::<K>() {
-            set(key, value);
-            known += 1;
-        }
-    }
-    if known == 0 && !keys.is_empty() {
-        return Err(
-            "its Secret has none of the keys such a store takes; see docs/data.md".to_owned(),
-        );
-    }
-    Ok(())
-}
-
-fn s3(
-    parts: &Parts<'_>,
-    endpoint: Option<&str>,
-    keys: &Credentials,
-) -> Result<impl ObjectStore + MultipartStore, String> {
-    let mut builder = AmazonS3Builder::new().with_region("us-east-1");
-    let mut own_endpoint = None;
-    configure(keys, |key: AmazonS3ConfigKey, value| {
-        if matches!(
-            key,
-            AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint
-        ) {
-            own_endpoint = Some(value.to_owned());
-        }
-        builder = std::mem::take(&mut builder).with_config(key, value);
-    })?;
-    let endpoint = endpoint.or(own_endpoint.as_deref());
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_endpoint(endpoint);
-    }
-    builder
-        .with_bucket_name(parts.root)
-        .with_skip_signature(keys.is_empty())
-        // The server checks every part that it is sent.
-        .with_checksum_algorithm(Checksum::SHA256)
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map_err(|error| error.to_string())
-}
-
-fn gs(
-    parts: &Parts<'_>,
-    endpoint: Option<&str>,
-    keys: &Credentials,
-) -> Result<impl ObjectStore + MultipartStore, String> {
-    let mut builder = GoogleCloudStorageBuilder::new();
-    configure(keys, |key: GoogleConfigKey, value| {
-        builder = std::mem::take(&mut builder).with_config(key, value);
-    })?;
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_base_url(endpoint);
-    }
-    builder
-        .with_bucket_name(parts.root)
-        .with_skip_signature(keys.is_empty())
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map_err(|error| error.to_string())
-}
-
-fn az(
-    parts: &Parts<'_>,
-    endpoint: Option<&str>,
-    keys: &Credentials,
-) -> Result<impl ObjectStore + MultipartStore, String> {
-    let mut builder = MicrosoftAzureBuilder::new();
-    configure(keys, |key: AzureConfigKey, value| {
-        builder = std::mem::take(&mut builder).with_config(key, value);
-    })?;
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_endpoint(endpoint.to_owned());
-    }
-    builder
-        .with_container_name(parts.root)
-        .with_skip_signature(keys.is_empty())
-        .with_retry(retries())
-        .with_client_options(client(endpoint.unwrap_or_default()))
-        .build()
-        .map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -399,33 +273,5 @@ mod tests {
         ] {
             assert!(root(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn stores_are_made_of_what_a_secret_holds() {
-        let keys = |pairs: &[(&str, &str)]| {
-            Credentials::new(
-                pairs
-                    .iter()
-                    .map(|(k, v)| ((*k).to_owned(), (*v).to_owned())),
-            )
-        };
-        let s3 = keys(&[
-            ("AWS_ACCESS_KEY_ID", "a"),
-            ("AWS_SECRET_ACCESS_KEY", "b"),
-            ("note", "c"),
-        ]);
-        Remote::open("s3://bucket/a", Some("http://127.0.0.1:1"), &s3).expect("S3 with keys");
-        Remote::open("s3://bucket/a", None, &Credentials::default()).expect("S3 without");
-        Remote::open("gs://bucket/a", None, &Credentials::default()).expect("GCS without");
-        let az = keys(&[
-            ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
-            ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5"),
-        ]);
-        Remote::open("az://container/a", None, &az).expect("Azure with keys");
-        Remote::open("https://host/a.tar", None, &Credentials::default()).expect("HTTP");
-        let error = Remote::open("s3://bucket/a", None, &keys(&[("password", "hunter22")]))
-            .expect_err("no such key");
-        insta::assert_snapshot!(error, @"s3://bucket/a: its Secret has none of the keys such a store takes; see docs/data.md");
     }
 }

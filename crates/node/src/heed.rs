@@ -34,7 +34,7 @@ use stoke_api::names::env::RESUME_FROM;
 use stoke_api::trainjob::CheckpointSignal;
 
 use crate::shim::processes::{children, descendants};
-pub use carrier::carry;
+pub use carrier::{HURRY, carry};
 pub use copies::Upload;
 pub use fence::Place;
 use keeper::Keeper;

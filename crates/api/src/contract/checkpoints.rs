@@ -19,6 +19,8 @@ pub const MARKER_LENGTH_MAX: u64 = 1 << 20;
 pub const OWN_DIR: &str = ".stokehold";
 pub const LOCK: &str = "lock";
 pub const HOLDER: &str = "attempt";
+/// How far the first worker is that brings a copy back, for the others who wait.
+pub const RESTORED: &str = "restored";
 /// In the status directory: the newest checkpoint, as JSON ([`Saved`]).
 pub const SAVED: &str = "saved.json";
 /// As much of [`SAVED`] as is read.
@@ -30,6 +32,13 @@ pub const EXIT_FENCED: u8 = 83;
 pub const EXIT_NO_VOLUME: u8 = 84;
 /// The same where its checkpoints may lie elsewhere, and nobody could be asked.
 pub const EXIT_NO_COPIES: u8 = 85;
+/// The same where others were waited for in vain: an earlier attempt's processes, or the first worker.
+pub const EXIT_NOT_READY: u8 = 86;
+/// The same as [`EXIT_NO_COPIES`], because the job gave no keys, or others than the store takes.
+pub const EXIT_NO_KEYS: u8 = 87;
+/// How the line begins, with the attempt's number and [`NOT_BEGUN`] after it, that says why a worker's program was not begun.
+pub const SAID_BY_US: &str = "stokehold: attempt ";
+pub const NOT_BEGUN: &str = " does not begin: ";
 
 /// A name that is being written begins and ends like this.
 const WRITING: &str = ".writing";
@@ -277,12 +286,31 @@ pub struct Holder {
     /// The name of the checkpoint that all its workers go on from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
+    pub stage: Stage,
+}
+
+/// How far an attempt is that is on record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Stage {
+    /// It has chosen what to go on from.
+    #[default]
+    Chosen,
+    /// It has not, and an earlier attempt of its job had.
+    TakesOver,
+    /// It has not, and nobody of its job had: the volume is new to the job.
+    Enters,
 }
 
 impl Holder {
     /// May this one not begin, because the other is on record?
     pub fn comes_too_late_for(&self, recorded: &Self) -> bool {
         self.job == recorded.job && self.attempt < recorded.attempt
+    }
+
+    /// Whether what attempts of this job have written is here, for one of them has begun here.
+    pub fn knows_volume(&self, recorded: &Self) -> bool {
+        self.job == recorded.job && recorded.stage != Stage::Enters
     }
 
     /// Must this one end, because the other is on record?
@@ -531,6 +559,29 @@ mod tests {
                 "{own:?} {recorded:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_volume_is_the_jobs_own_once_an_attempt_has_begun_there() {
+        let holder = |job: &str, stage| Holder {
+            job: job.to_owned(),
+            stage,
+            ..Holder::default()
+        };
+        let own = holder("j", Stage::Enters);
+        for (recorded, expected) in [
+            (holder("j", Stage::Chosen), true),
+            (holder("j", Stage::TakesOver), true),
+            (holder("j", Stage::Enters), false),
+            (holder("k", Stage::Chosen), false),
+        ] {
+            assert_eq!(own.knows_volume(&recorded), expected, "{recorded:?}");
+            let text = serde_json::to_string(&recorded).expect("JSON");
+            assert_eq!(serde_json::from_str::<Holder>(&text).ok(), Some(recorded));
+        }
+        // As it was written before there were stages.
+        let old = serde_json::from_str::<Holder>(r#"{"job": "j", "attempt": 1, "boot": "b"}"#);
+        assert_eq!(old.expect("a record").stage, Stage::Chosen);
     }
 
     #[test]

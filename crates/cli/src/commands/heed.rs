@@ -4,8 +4,11 @@ mod attend;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use signal_hook::consts::SIGTERM;
 use stoke_api::contract::{CHECKPOINT_REQUEST, REQUEST_DIR, STATUS_DIR};
 use stoke_api::trainjob::CheckpointSignal;
 use stoke_node::heed::{self, Place, Upload, Watch};
@@ -137,6 +140,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     {
         return Ok(heed::carry(place, upload, Path::new(STATUS_DIR)));
     }
+    // As a container's first process it would be deaf to it, and may wait for long before there is a program to pass it on to.
+    let ends_at_once = Arc::new(AtomicBool::new(true));
+    let told = SIGTERM;
+    signal_hook::flag::register_conditional_shutdown(told, 128 + told, ends_at_once.clone())?;
     // The command takes this process over, or is started by it.
     let program = std::process::id().to_string();
     let mut watcher = args.again(&["--watch", &program], place.as_ref());
@@ -148,8 +155,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(
             match heed::prepare(&mut watcher, &args.command, Some(place)) {
                 Ok((mut command, watching)) => {
-                    let grace = Duration::from_secs(args.copies.grace);
-                    attend::attend(&mut command, &args.command, &mut carrier, watching, grace)
+                    let attended = attend::Attended {
+                        program: &mut command,
+                        words: &args.command,
+                        carrier: &mut carrier,
+                        watching,
+                        grace: Duration::from_secs(args.copies.grace),
+                    };
+                    attend::attend(attended, &ends_at_once)
                 }
                 Err(code) => code,
             },

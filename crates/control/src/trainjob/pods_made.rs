@@ -297,6 +297,7 @@ fn only_the_first_worker_gets_the_keys_to_where_copies_go_and_as_files() {
                 let mut mounts = worker.volume_mounts.iter().flatten();
                 let mount = mounts.find(|mount| mount.name == volume.name)?;
                 let mode = secret.default_mode.unwrap_or_default();
+                assert_eq!(secret.optional, Some(true), "no keys hold no training up");
                 Some(format!(
                     "\n  {} at {} as {mode:o}",
                     secret.secret_name.unwrap_or_default(),

@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use stoke_api::contract::checkpoints::{NOT_BEGUN, SAID_BY_US};
+
 use super::figures::Figures;
 use super::line::{self, Line};
 use super::signs::{self, Context, Reading, Sign};
@@ -50,6 +52,7 @@ pub struct LogScan {
     shapes: BTreeMap<u64, Seen>,
     progress: BTreeMap<Option<u32>, Progress>,
     progress_all: u32,
+    is_not_begun: bool,
 }
 
 /// What a log tells of its program's end.
@@ -57,6 +60,8 @@ pub struct LogScan {
 pub struct LogDigest {
     pub bytes: u64,
     pub lines: u64,
+    /// What starts a worker says that it did not.
+    pub(super) is_not_begun: bool,
     /// At most one of each kind, in their order.
     pub(super) hits: Vec<Hit>,
 }
@@ -166,6 +171,7 @@ impl LogScan {
         LogDigest {
             bytes: self.bytes,
             lines: self.lines + u64::from(unended),
+            is_not_begun: self.is_not_begun,
             hits,
         }
     }
@@ -229,6 +235,7 @@ impl LogScan {
         self.at += 1;
         let piece = std::mem::take(&mut self.piece);
         let text = String::from_utf8_lossy(&piece);
+        self.is_not_begun |= text.starts_with(SAID_BY_US) && text.contains(NOT_BEGUN);
         let line = Line::of(&text);
         let reading = self
             .window

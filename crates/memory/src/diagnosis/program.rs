@@ -1,6 +1,8 @@
 //! Programs that ended by themselves, or by a signal: what their log says they died of.
 
-use stoke_api::contract::checkpoints::{EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_VOLUME};
+use stoke_api::contract::checkpoints::{
+    EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_KEYS, EXIT_NO_VOLUME, EXIT_NOT_READY,
+};
 use stoke_api::{Bytes, Reason};
 
 use super::cause::{Cause, Confidence, Framework, Remedy, Shape};
@@ -8,13 +10,13 @@ use super::figures::Figures;
 use super::log::{Hit, LogDigest};
 use super::memory::{grew, host_help, near};
 use super::signs::Sign;
-use super::{Diagnosis, Evidence, Terminated, Usage, first_of, told};
+use super::{Blame, Diagnosis, Evidence, Terminated, Usage, first_of, told};
 
 pub fn ended(evidence: &Evidence, container: &Terminated, log: Option<&LogDigest>) -> Diagnosis {
     if let Some(found) = not_begun(evidence.rank, container) {
         return found;
     }
-    if let Some(found) = kept_out(evidence, container) {
+    if let Some(found) = kept_out(evidence, container, log) {
         return found;
     }
     // Who goes on after an error and is then ended by a signal did not die of the error.
@@ -29,7 +31,8 @@ pub fn ended(evidence: &Evidence, container: &Terminated, log: Option<&LogDigest
         .filter(|hit| container.exit_code != 0 && !(signalled && hit.went_on));
     let read = fatal.and_then(|hit| by_log(evidence, container, hit));
     read.or_else(|| without_volume(evidence, container))
-        .or_else(|| without_copies(evidence, container))
+        .or_else(|| waited_in_vain(evidence, container))
+        .or_else(|| without_keys(evidence, container))
         .or_else(|| shared_memory_by_use(evidence, container, log))
         .unwrap_or_else(|| crashed(evidence, container, log))
 }
@@ -57,14 +60,46 @@ fn not_begun(rank: u32, container: &Terminated) -> Option<Diagnosis> {
 /// The word for a worker that another attempt keeps out.
 pub const FENCED: &str = "Fenced";
 
-/// What starts a worker did not, because another attempt may still write its checkpoints. The program never began.
-fn kept_out(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+/// What starts a worker did not, because another attempt has its checkpoints, or because where copies of them are does not answer. The
+/// program never began. A program's own exit code may be the same: one that has begun has written something else last.
+fn kept_out(
+    evidence: &Evidence,
+    container: &Terminated,
+    log: Option<&LogDigest>,
+) -> Option<Diagnosis> {
     let path = evidence.checkpoint_path.as_ref()?;
-    (container.exit_code == i32::from(EXIT_FENCED)).then(|| {
-        let rank = evidence.rank;
+    if log.is_some_and(|log| log.bytes > 0 && !log.is_not_begun) {
+        return None;
+    }
+    let rank = evidence.rank;
+    if container.exit_code == i32::from(EXIT_FENCED) {
         let sentence =
             format!("rank {rank} did not begin, for another attempt has the checkpoints in {path}");
-        Diagnosis::outside(Cause::Disrupted, Reason::WorkerLost, FENCED, sentence)
+        let found = Diagnosis::outside(Cause::Disrupted, Reason::WorkerLost, FENCED, sentence);
+        return Some(found);
+    }
+    (container.exit_code == i32::from(EXIT_NO_COPIES)).then(|| Diagnosis {
+        blame: Blame::Outside,
+        reason: Reason::WorkerLost,
+        ..without_copies(rank, path)
+    })
+}
+
+/// The same because others were waited for in vain.
+fn waited_in_vain(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+    let path = evidence.checkpoint_path.as_ref()?;
+    (container.exit_code == i32::from(EXIT_NOT_READY)).then(|| {
+        let rank = evidence.rank;
+        let sentence = format!(
+            "rank {rank} did not begin, for it was too long until it could go on from the checkpoints in {path}"
+        );
+        Diagnosis::job(
+            Cause::CheckpointVolume,
+            Reason::StartFailed,
+            "CheckpointsNotReady",
+            sentence,
+            "its log says whether processes of an earlier attempt still hold them, or its first worker said nothing",
+        )
     })
 }
 
@@ -86,24 +121,24 @@ fn without_volume(evidence: &Evidence, container: &Terminated) -> Option<Diagnos
     })
 }
 
-/// The same because the volume has none, and nobody could say whether there are copies.
-fn without_copies(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
+/// The same because the volume has none, and the keys to where copies are were not taken.
+fn without_keys(evidence: &Evidence, container: &Terminated) -> Option<Diagnosis> {
     let path = evidence.checkpoint_path.as_ref()?;
-    (container.exit_code == i32::from(EXIT_NO_COPIES)).then(|| {
-        let rank = evidence.rank;
-        let sentence = format!(
-            "rank {rank} did not begin, for there is no checkpoint in {path} and where copies are could not be asked"
-        );
-        let help =
-            "its log says why; mend the object store or its Secret, or remove checkpoint.upload to begin anew";
-        Diagnosis::job(
-            Cause::CheckpointVolume,
-            Reason::StartFailed,
-            "NoCheckpointCopies",
-            sentence,
-            help,
-        )
-    })
+    (container.exit_code == i32::from(EXIT_NO_KEYS)).then(|| without_copies(evidence.rank, path))
+}
+
+fn without_copies(rank: u32, path: &str) -> Diagnosis {
+    let sentence = format!(
+        "rank {rank} did not begin, for there is no checkpoint in {path} and where copies are could not be asked"
+    );
+    let help = "its log says why; mend the object store or its Secret, or remove checkpoint.upload to begin anew";
+    Diagnosis::job(
+        Cause::CheckpointVolume,
+        Reason::StartFailed,
+        "NoCheckpointCopies",
+        sentence,
+        help,
+    )
 }
 
 fn by_log(evidence: &Evidence, container: &Terminated, hit: &Hit) -> Option<Diagnosis> {

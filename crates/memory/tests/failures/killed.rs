@@ -285,11 +285,31 @@ fn what_never_began_for_the_sake_of_its_checkpoints_is_told_so() {
         });
         (found.blame, found.cause, found.word)
     };
-    let fenced = ended(83, Some("/ckpt"), "");
+    let said = "stokehold: waits\nstokehold: attempt 1 does not begin: attempt 2 has the checkpoints in /ckpt already\n";
+    let fenced = ended(83, Some("/ckpt"), said);
     assert_eq!(
         fenced,
         (Blame::Outside, Cause::Disrupted, "Fenced".to_owned())
     );
+    let said = "stokehold: attempt 2 does not begin: there is no checkpoint in /ckpt, and whether there is a copy of one could not be learned for 600 s: s3://b: no answer\n";
+    let unreachable = ended(85, Some("/ckpt"), said);
+    let word = "NoCheckpointCopies".to_owned();
+    assert_eq!(
+        unreachable,
+        (Blame::Outside, Cause::CheckpointVolume, word.clone())
+    );
+    assert_eq!(
+        ended(87, Some("/ckpt"), said),
+        (Blame::Job, Cause::CheckpointVolume, word),
+        "the keys are the job's"
+    );
+    let (blame, _, word) = ended(86, Some("/ckpt"), said);
+    assert_eq!((blame, word.as_str()), (Blame::Job, "CheckpointsNotReady"));
+    // A program that has begun and ends with the same code must not begin again without end.
+    for code in [83, 85] {
+        let (blame, ..) = ended(code, Some("/ckpt"), "step 1\nstep 2\n");
+        assert_eq!(blame, Blame::Job, "{code}");
+    }
     let missing = "stokehold: there is no directory /ckpt, where checkpoints are kept: is its volume mounted there?\n";
     let missing = ended(84, Some("/ckpt"), missing);
     assert_eq!(
@@ -303,10 +323,6 @@ fn what_never_began_for_the_sake_of_its_checkpoints_is_told_so() {
     let full = "stokehold: cannot write to /ckpt, where checkpoints are kept: No space left on device (os error 28); the volume is full\n";
     let (blame, cause, _) = ended(84, Some("/ckpt"), full);
     assert_eq!((blame, cause), (Blame::Job, Cause::CheckpointVolume));
-    let unasked = "stokehold: attempt 2 does not begin: there is no checkpoint in /ckpt, and whether there is a copy of one could not be learned for 600 s: s3://b: no answer\n";
-    let (blame, cause, word) = ended(85, Some("/ckpt"), unasked);
-    assert_eq!((blame, cause), (Blame::Job, Cause::CheckpointVolume));
-    assert_eq!(word, "NoCheckpointCopies");
     for code in [83, 84, 85] {
         let (blame, ..) = ended(code, None, "");
         assert_eq!(

@@ -20,7 +20,7 @@ use stoke_api::contract::checkpoints::Checkpoint;
 use stoke_api::contract::copies::{
     CARRIED, Carried, Duplicate, Sender, Uploaded, excess, next, short,
 };
-use stoke_data::{Remote, Shipment, remove_upload, upload};
+use stoke_data::{Progress, Remote, Shipment, remove_upload, upload};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -34,13 +34,18 @@ const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Once the program is over, there is no time for long pauses.
 const PAUSE_MAX_AT_END: Duration = Duration::from_secs(3);
+/// What it is told where somebody waits for the worker's end.
+pub const HURRY: &[u8] = b"hurry";
+/// So often in a row nothing at all gets through then before the end is held up no longer.
+const TRIES_IN_A_HURRY: u32 = 2;
 /// How long a store may be silent before a try is given up, and what is newest then is tried.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+const SILENCE_MAX_IN_A_HURRY: Duration = Duration::from_secs(10);
 /// As low as it gets. What is read from a disk waits behind others for it too.
 const NICENESS: i32 = 19;
 
 /// Carries copies for as long as its parent lives and no later attempt has taken over. When its input ends, the program is over: then it
-/// ends when the newest is there.
+/// ends when the newest is there, or where its input said [`HURRY`] when nothing gets through.
 pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
     let _ = setpriority_process(None, NICENESS);
     let parent = getppid();
@@ -51,7 +56,10 @@ pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
     let end = Arc::new(End::default());
     let told = end.clone();
     thread::spawn(move || {
-        let _ = io::stdin().read_to_end(&mut Vec::new());
+        let mut said = Vec::new();
+        let _ = io::stdin().read_to_end(&mut said);
+        told.is_in_a_hurry
+            .store(!said.is_empty(), Ordering::Relaxed);
         told.has_come.store(true, Ordering::Relaxed);
         told.notify.notify_one();
     });
@@ -76,6 +84,7 @@ pub fn carry(place: &Place, upload: &Upload, status: &Path) -> ExitCode {
 #[derive(Debug, Default)]
 struct End {
     has_come: AtomicBool,
+    is_in_a_hurry: AtomicBool,
     notify: Notify,
 }
 
@@ -96,6 +105,7 @@ struct Carrier<'a> {
     /// What is complete there; unknown until it was asked, and after anything went wrong.
     there: Option<Vec<Duplicate>>,
     carried: Carried,
+    progress: Arc<Progress>,
     has_told_of_one: bool,
     has_told_of_unordered: bool,
 }
@@ -111,17 +121,25 @@ impl<'a> Carrier<'a> {
             found: None,
             there: None,
             carried: Carried::default(),
+            progress: Arc::default(),
             has_told_of_one: false,
             has_told_of_unordered: false,
         }
     }
 
     async fn run(&mut self, end: &End) {
-        let mut pause = PAUSE_FIRST;
+        let (mut pause, mut fruitless) = (PAUSE_FIRST, 0);
         loop {
             let is_ending = end.has_come.load(Ordering::Relaxed);
+            let is_in_a_hurry = is_ending && end.is_in_a_hurry.load(Ordering::Relaxed);
+            let sent = self.progress.fetched_bytes();
             self.look();
-            match self.send_newest().await {
+            let silence_max = if is_in_a_hurry {
+                SILENCE_MAX_IN_A_HURRY
+            } else {
+                SILENCE_MAX
+            };
+            match self.send_newest(silence_max).await {
                 Ok(true) => pause = PAUSE_FIRST,
                 // Looked at after the end had come, so there is nothing more to come.
                 Ok(false) if is_ending => return,
@@ -135,7 +153,19 @@ impl<'a> Carrier<'a> {
                 }
                 Err(trouble) => {
                     self.there = None;
+                    self.outbox.give_room_back();
                     self.fares(Some(trouble.to_string()));
+                    let has_sent = self.progress.fetched_bytes() > sent;
+                    fruitless = match (is_in_a_hurry, has_sent) {
+                        (true, false) => fruitless + 1,
+                        _ => 0,
+                    };
+                    if fruitless == TRIES_IN_A_HURRY {
+                        say(format!(
+                            "the last checkpoint is not copied; it is in the volume still: {trouble}"
+                        ));
+                        return;
+                    }
                     let max = if is_ending {
                         PAUSE_MAX_AT_END
                     } else {
@@ -193,7 +223,7 @@ impl<'a> Carrier<'a> {
     }
 
     /// True if one was sent, and there may be a newer by now.
-    async fn send_newest(&mut self) -> Result<bool, Trouble> {
+    async fn send_newest(&mut self, silence_max: Duration) -> Result<bool, Trouble> {
         let asked = self.there.as_deref();
         // Nothing to send, whatever is there: nobody is asked.
         let Some(copy) = self.next(asked.unwrap_or_default()) else {
@@ -203,7 +233,7 @@ impl<'a> Carrier<'a> {
         let copy = if asked.is_some() {
             copy
         } else {
-            let there = list(&remote, SILENCE_MAX).await?;
+            let there = list(&remote, silence_max).await?;
             let copy = self.next(&there);
             self.there = Some(there);
             let Some(copy) = copy else {
@@ -217,9 +247,9 @@ impl<'a> Carrier<'a> {
             dir: self.outbox.put(&copy).map_err(Trouble::Outbox)?,
             to: remote.below(&copy.to_string())?,
             journal: self.outbox.journal(&copy),
-            patience: SILENCE_MAX,
+            patience: silence_max,
         };
-        upload(shipment, &Arc::default()).await?;
+        upload(shipment, &self.progress).await?;
         self.outbox.drop(&copy);
         let now = Timestamp::now();
         self.carried.uploaded = Some(Uploaded {
@@ -248,7 +278,7 @@ impl<'a> Carrier<'a> {
     /// What was begun and is not worth finishing, because there is a newer one.
     async fn tidy(&self, remote: &Remote, wanted: Option<&Duplicate>) {
         let own = short(&self.place.job);
-        for copy in self.outbox.names() {
+        for copy in self.outbox.begun() {
             if Some(&copy) == wanted {
                 continue;
             }
@@ -359,6 +389,7 @@ mod tests {
             carrier.look();
             let end = End::default();
             end.has_come.store(true, Ordering::Relaxed);
+            end.is_in_a_hurry.store(true, Ordering::Relaxed);
             runtime().expect("a runtime").block_on(carrier.run(&end));
             let text = fs::read_to_string(status.join(CARRIED)).expect("told");
             Carried::parse(&text).expect("JSON")
@@ -424,5 +455,17 @@ mod tests {
             "a part that nobody finishes goes"
         );
         assert_eq!(scene.names("ckpt/.stokehold/outbox"), [""; 0]);
+    }
+
+    /// Others may wait for what the worker has.
+    #[test]
+    fn a_store_that_takes_nothing_does_not_hold_the_end_up() {
+        let mut scene = Scene::new();
+        scene.upload.keys = Some(scene.dir.path().join("no keys"));
+        scene.save(1);
+        let told = scene.carry(1);
+        assert_eq!(told.uploaded, None);
+        assert!(told.upload_problem.is_some(), "{told:?}");
+        assert_eq!(scene.names("ckpt"), ["step-1"]);
     }
 }

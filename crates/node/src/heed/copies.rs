@@ -54,6 +54,23 @@ pub(super) enum Trouble {
     Outbox(std::io::Error),
 }
 
+impl Trouble {
+    /// Whether other keys would help, which the job gives.
+    fn is_for_keys(&self) -> bool {
+        let is_data = |error: &DataError| {
+            matches!(
+                error,
+                DataError::Refused { .. } | DataError::Uri { .. } | DataError::TargetIsFile { .. }
+            )
+        };
+        match self {
+            Self::Keys { .. } => true,
+            Self::Data(error) => is_data(error),
+            Self::Silent { .. } | Self::Outbox(_) => false,
+        }
+    }
+}
+
 impl Upload {
     /// Keys are read anew each time, for whoever has wrong ones puts right ones there.
     pub(super) fn open(&self) -> Result<Remote, Trouble> {
@@ -121,20 +138,43 @@ pub(super) fn bring_back(
         is_same_volume,
         here.is_some(),
     );
-    if asking == Asking::No {
-        return Ok(None);
+    let brought = match asking {
+        Asking::No => Ok(None),
+        _ => ask(place, upload, here, asking, say),
+    };
+    if matches!(brought, Ok(None)) {
+        // A part of a copy that nobody waits for only takes room.
+        forget_others(&place.directory, "");
     }
+    brought
+}
+
+fn ask(
+    place: &Place,
+    upload: &Upload,
+    here: Option<&Checkpoint>,
+    asking: Asking,
+    say: &mut dyn FnMut(String),
+) -> Result<Option<String>, Refusal> {
     let runtime = runtime().map_err(|source| Refusal::Volume {
         what: "bring checkpoints back to",
         directory: place.directory.clone(),
         source,
     })?;
-    let (begun, mut pause, mut told) = (Instant::now(), PAUSE_FIRST, String::new());
+    let (mut got_on, mut pause, mut told) = (Instant::now(), PAUSE_FIRST, String::new());
+    let progress = Arc::new(Progress::default());
     loop {
-        let why = match runtime.block_on(try_once(place, upload, here, asking, say)) {
+        let before = progress.fetched_bytes();
+        let tried = try_once(place, upload, here, asking, &progress, say);
+        let trouble = match runtime.block_on(tried) {
             Ok(name) => return Ok(name),
-            Err(trouble) => trouble.to_string(),
+            Err(trouble) => trouble,
         };
+        let why = trouble.to_string();
+        if progress.fetched_bytes() > before {
+            // What arrived is kept, and the next try goes on from there.
+            (got_on, pause) = (Instant::now(), PAUSE_FIRST);
+        }
         if asking == Asking::Briefly {
             let from = here.map_or("the beginning", |here| here.name.as_str());
             say(format!(
@@ -142,12 +182,17 @@ pub(super) fn bring_back(
             ));
             return Ok(None);
         }
-        if begun.elapsed() >= UNTIL_ANSWERED {
+        if got_on.elapsed() >= UNTIL_ANSWERED {
+            if matches!(trouble, Trouble::Data(DataError::DiskFull { .. })) {
+                // A part that does not fit leaves no room for whoever would mend that.
+                forget_others(&place.directory, "");
+            }
             return Err(Refusal::NoCopies {
                 attempt: place.attempt,
                 directory: place.directory.clone(),
                 seconds: UNTIL_ANSWERED.as_secs(),
                 why,
+                is_for_keys: trouble.is_for_keys(),
             });
         }
         if why != told {
@@ -167,6 +212,7 @@ async fn try_once(
     upload: &Upload,
     here: Option<&Checkpoint>,
     asking: Asking,
+    progress: &Arc<Progress>,
     say: &mut dyn FnMut(String),
 ) -> Result<Option<String>, Trouble> {
     let remote = upload.open()?;
@@ -189,7 +235,7 @@ async fn try_once(
             copy.step,
             from.uri()
         ));
-        match fetch(&from, &target, say).await {
+        match fetch(place, &from, &target, progress, say).await {
             Ok(()) => match shelf::look(&target, &name) {
                 Ok(found) => {
                     say(format!("brought {} bytes back, as {name}", found.bytes));
@@ -214,28 +260,38 @@ async fn try_once(
     }
 }
 
-async fn fetch(from: &Remote, target: &Path, say: &mut dyn FnMut(String)) -> Result<(), DataError> {
-    let progress = Arc::new(Progress::default());
+async fn fetch(
+    place: &Place,
+    from: &Remote,
+    target: &Path,
+    progress: &Arc<Progress>,
+    say: &mut dyn FnMut(String),
+) -> Result<(), DataError> {
     let (mut meter, begun) = (Meter::default(), Instant::now());
-    let fetching = restore(from, target, SILENCE_MAX, &progress);
+    let fetching = restore(from, target, SILENCE_MAX, progress);
     tokio::pin!(fetching);
     let mut tick = tokio::time::interval(TELL_EVERY);
     tick.tick().await;
     loop {
         tokio::select! {
             done = &mut fetching => return done,
-            _ = tick.tick() => say(meter.told(begun.elapsed(), &progress)),
+            _ = tick.tick() => {
+                place.tell_restored(progress.fetched_bytes());
+                say(meter.told(begun.elapsed(), progress));
+            }
         }
     }
 }
 
-/// Whether an older copy may be better.
+/// Whether an older copy may be better. An object that is gone or short, or a manifest that cannot be read, stays so however long one waits.
 fn is_of_this_one(error: &DataError) -> bool {
     matches!(
         error,
         DataError::Incomplete { .. }
             | DataError::Corrupt { .. }
             | DataError::Missing { .. }
+            | DataError::Changed { .. }
+            | DataError::Broken { .. }
             | DataError::Key { .. }
     )
 }
@@ -263,7 +319,7 @@ fn forget_others(directory: &Path, name: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stoke_api::contract::checkpoints::{EXIT_NO_COPIES, MARKER};
+    use stoke_api::contract::checkpoints::{EXIT_NO_COPIES, EXIT_NO_KEYS, MARKER};
 
     fn place(directory: &Path, attempt: u32) -> Place {
         Place {
@@ -371,6 +427,42 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_lost_something_gives_way_to_an_older_one() {
+        let newest = "s9.a2.uid.step-9";
+        let manifest = stoke_data::MANIFEST;
+        for (what, file, text) in [
+            ("an object is gone", "state", None),
+            ("an object is short", "state", Some("")),
+            ("its manifest is nonsense", manifest, Some("{")),
+            (
+                "its manifest is of another version",
+                manifest,
+                Some(r#"{"format": 2, "files": []}"#),
+            ),
+        ] {
+            let store = Store::new();
+            store.put("s5.a1.uid.step-5", 5);
+            store.put(newest, 9);
+            let file = store.file(newest, file);
+            match text {
+                Some(text) => fs::write(file, text).expect("damaged"),
+                None => fs::remove_file(file).expect("removed"),
+            }
+            let dir = tempfile::tempdir().expect("a directory");
+            let (place, upload) = (place(dir.path(), 3), store.upload());
+            let mut told = Vec::new();
+            let mut say = |line| told.push(line);
+            let runtime = runtime().expect("a runtime");
+            let asking = Asking::UntilAnswered;
+            let progress = Arc::default();
+            let tried = try_once(&place, &upload, None, asking, &progress, &mut say);
+            let brought = runtime.block_on(tried);
+            let brought = brought.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(brought.as_deref(), Some("step-5"), "{what}: {told:?}");
+        }
+    }
+
+    #[test]
     fn a_store_that_cannot_be_asked_holds_nobody_up_who_has_a_checkpoint_or_the_same_volume() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("file"), "no directory").expect("a file");
@@ -379,6 +471,8 @@ mod tests {
             ..Store::new().upload()
         };
         for (here, is_same_volume) in [(Some(here(3)), false), (None, true)] {
+            let part = dir.path().join(".step-9.restoring");
+            fs::create_dir(&part).expect("a directory");
             let mut told = Vec::new();
             let brought = bring_back(
                 &place(dir.path(), 2),
@@ -388,18 +482,33 @@ mod tests {
                 &mut |line| told.push(line),
             );
             assert_eq!(brought.expect("it goes on"), None);
+            assert!(!part.exists(), "it takes room for nothing");
             let from = here.map_or("the beginning", |_| "step-3");
             let expected =
                 format!("goes on from {from} without having looked for a newer copy: file://");
             assert!(told[0].starts_with(&expected), "{told:?}");
         }
-        let refusal = Refusal::NoCopies {
-            attempt: 2,
-            directory: "/ckpt".into(),
-            seconds: 600,
-            why: "s3://b: no answer".to_owned(),
-        };
-        assert_eq!(refusal.exit_code(), EXIT_NO_COPIES);
+        let (uri, why) = ("s3://b".to_owned(), "no".to_owned());
+        for (trouble, expected) in [
+            (Trouble::Silent { uri: uri.clone() }, EXIT_NO_COPIES),
+            (
+                Trouble::Keys {
+                    path: "/keys".into(),
+                    why: why.clone(),
+                },
+                EXIT_NO_KEYS,
+            ),
+            (DataError::Refused { uri, why }.into(), EXIT_NO_KEYS),
+        ] {
+            let refusal = Refusal::NoCopies {
+                attempt: 2,
+                directory: "/ckpt".into(),
+                seconds: 600,
+                is_for_keys: trouble.is_for_keys(),
+                why: trouble.to_string(),
+            };
+            assert_eq!(refusal.exit_code(), expected, "{refusal}");
+        }
     }
 
     #[test]

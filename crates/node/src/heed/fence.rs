@@ -15,15 +15,18 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use stoke_api::contract::checkpoints::{
-    EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_VOLUME, HOLDER, Holder, LOCK, OWN_DIR, newest,
+    EXIT_FENCED, EXIT_NO_COPIES, EXIT_NO_KEYS, EXIT_NO_VOLUME, EXIT_NOT_READY, HOLDER, Holder,
+    LOCK, OWN_DIR, RESTORED, Stage, newest,
 };
 
 use super::copies::{self, Upload};
+use super::outbox::Outbox;
 use super::shelf;
 
 /// How long the processes of an earlier attempt are waited for: longer than any grace period that leaves them time for a checkpoint.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(600);
-/// How long the first worker is waited for by the others. Its node may have an image to pull.
+/// How long the first worker is waited for by the others, or for as long as it gets on with a copy that it brings back. Its node may have an
+/// image to pull.
 const FIRST_WAIT_MAX: Duration = Duration::from_secs(1_800);
 /// When it is said that one waits.
 const SAY_AFTER: Duration = Duration::from_secs(2);
@@ -83,6 +86,8 @@ pub(super) enum Refusal {
         directory: PathBuf,
         seconds: u64,
         why: String,
+        /// It is for the job to put that right.
+        is_for_keys: bool,
     },
     #[error("there is no directory {}, where checkpoints are kept: is its volume mounted there?", .0.display())]
     Missing(PathBuf),
@@ -110,8 +115,15 @@ fn hint(error: &io::Error) -> &'static str {
 impl Refusal {
     pub(super) fn exit_code(&self) -> u8 {
         match self {
-            Self::Superseded { .. } | Self::Held { .. } | Self::Alone { .. } => EXIT_FENCED,
-            Self::NoCopies { .. } => EXIT_NO_COPIES,
+            Self::Superseded { .. } => EXIT_FENCED,
+            Self::Held { .. } | Self::Alone { .. } => EXIT_NOT_READY,
+            Self::NoCopies { is_for_keys, .. } => {
+                if *is_for_keys {
+                    EXIT_NO_KEYS
+                } else {
+                    EXIT_NO_COPIES
+                }
+            }
             Self::Missing(_) | Self::Volume { .. } => EXIT_NO_VOLUME,
         }
     }
@@ -154,6 +166,26 @@ fn lead(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> 
     let lock = place.lock(&own, say)?;
     // Whoever had it may have been a later attempt.
     let before = place.check()?;
+    let is_same_volume = before
+        .as_ref()
+        .is_some_and(|before| place.holder().knows_volume(before));
+    let record = |holder: &Holder| {
+        let text = serde_json::to_string(holder).unwrap_or_default();
+        shelf::write(&own.join(HOLDER), &text).map_err(volume("write to"))
+    };
+    // Whoever the lock does not keep out reads this, and is gone before anything here is chosen or removed.
+    let taking_over = Holder {
+        stage: if is_same_volume {
+            Stage::TakesOver
+        } else {
+            Stage::Enters
+        },
+        ..place.holder()
+    };
+    record(&taking_over)?;
+    if before.is_some_and(|before| before.boot != taking_over.boot) {
+        thread::sleep(SETTLES_IN);
+    }
 
     let entries = shelf::entries(directory, |_| false).map_err(volume("read"))?;
     for name in shelf::tidy(directory, &entries) {
@@ -171,25 +203,21 @@ fn lead(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> 
     let complete = entries.iter().filter_map(|entry| entry.found.as_ref().ok());
     let mut resume = newest(complete).map(|it| it.name.clone());
     if let Some(upload) = &place.upload {
-        let is_same_volume = before
-            .as_ref()
-            .is_some_and(|before| before.job == place.job);
         let complete = entries.iter().filter_map(|entry| entry.found.as_ref().ok());
         let brought = copies::bring_back(place, upload, newest(complete), is_same_volume, say)?;
         // It is ahead of all that is here.
         resume = brought.or(resume);
+        let _ = fs::remove_file(own.join(RESTORED));
+    } else {
+        // What an earlier attempt had to send, before its author thought better of it.
+        Outbox::of(directory).close();
     }
-    let holder = Holder {
+    // That may have taken long.
+    place.check()?;
+    record(&Holder {
         resume: resume.clone(),
         ..place.holder()
-    };
-    let text = serde_json::to_string(&holder).unwrap_or_default();
-    shelf::write(&own.join(HOLDER), &text).map_err(volume("write to"))?;
-    let elsewhere = before.is_some_and(|before| before.boot != holder.boot && holder != before);
-    if elsewhere {
-        // Its lock may not reach here; its watcher reads the record.
-        thread::sleep(SETTLES_IN);
-    }
+    })?;
     Ok(Entered {
         resume: resume.map(|name| directory.join(name)),
         lock: Some(lock),
@@ -198,14 +226,18 @@ fn lead(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> 
 
 fn follow(place: &Place, say: &mut dyn FnMut(String)) -> Result<Entered, Refusal> {
     let mut patience = Patience::of(FIRST_WAIT_MAX);
+    let mut restored = None;
     loop {
         let recorded = place.check()?;
         let own = recorded.filter(|it| it.job == place.job && it.attempt == place.attempt);
-        if let Some(own) = own {
+        if let Some(own) = own.filter(|own| own.stage == Stage::Chosen) {
             return Ok(Entered {
                 resume: own.resume.map(|name| place.directory.join(name)),
                 lock: None,
             });
+        }
+        if patience.is_over() && place.gets_on(&mut restored) {
+            patience = Patience::of(FIRST_WAIT_MAX);
         }
         if patience.is_over() {
             return Err(Refusal::Alone {
@@ -227,7 +259,7 @@ impl Place {
             job: self.job.clone(),
             attempt: self.attempt,
             boot: boot.trim().to_owned(),
-            resume: None,
+            ..Holder::default()
         }
     }
 
@@ -235,6 +267,23 @@ impl Place {
     pub(super) fn recorded(&self) -> Option<Holder> {
         let path = self.directory.join(OWN_DIR).join(HOLDER);
         serde_json::from_str(&shelf::text(&path, HOLDER_LENGTH_MAX)?).ok()
+    }
+
+    /// Says how far a copy is that is brought back.
+    pub(super) fn tell_restored(&self, bytes: u64) {
+        let path = self.directory.join(OWN_DIR).join(RESTORED);
+        // Who is not told of this is told of the next.
+        let _ = shelf::write(&path, &format!("{} {bytes}", self.attempt));
+    }
+
+    /// Whether more of a copy has been brought back since the last time.
+    fn gets_on(&self, before: &mut Option<u64>) -> bool {
+        let path = self.directory.join(OWN_DIR).join(RESTORED);
+        let text = shelf::text(&path, HOLDER_LENGTH_MAX).unwrap_or_default();
+        let (attempt, bytes) = text.split_once(' ').unwrap_or_default();
+        let is_own = attempt.parse() == Ok(self.attempt);
+        let now = bytes.parse().ok().filter(|_| is_own);
+        now.is_some() && std::mem::replace(before, now) != now
     }
 
     /// Whether it has been superseded while it runs, and by whom.
@@ -336,7 +385,7 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stoke_api::contract::checkpoints::MARKER;
+    use stoke_api::contract::checkpoints::{MARKER, NOT_BEGUN, SAID_BY_US};
 
     fn place(directory: &Path, attempt: u32, rank: u32) -> Place {
         Place {
@@ -386,12 +435,18 @@ mod tests {
         save(root, "step-12", None);
         save(root, ".step-13.writing", Some("{}"));
         save(root, "logs", None);
+        fs::create_dir_all(root.join(OWN_DIR).join("outbox/s1.a1.uid.step-1")).expect("an outbox");
         let mut told = Vec::new();
         let entered = enter(&place(root, 1, 0), &mut |line| told.push(line)).expect("entered");
         assert_eq!(entered.resume, Some(root.join("step-10")));
         assert_eq!(
             names(root),
             [OWN_DIR, "logs", "step-10", "step-11", "step-9"]
+        );
+        assert_eq!(
+            names(&root.join(OWN_DIR)),
+            [HOLDER, LOCK],
+            "no copies are wanted any more"
         );
         told.sort();
         assert_eq!(
@@ -446,6 +501,61 @@ mod tests {
         assert!(told[0].contains("attempt 2 still run"), "{told:?}");
         let by = place(root, 2, 0).superseded_by().expect("superseded");
         assert_eq!(by.attempt, 3);
+    }
+
+    #[test]
+    fn whoever_the_lock_does_not_reach_is_told_before_anything_is_chosen_or_removed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().to_owned();
+        let first = place(&root, 1, 0);
+        drop(enter(&first, &mut |_| ()).expect("entered"));
+        let holder = Holder {
+            boot: "of another machine".to_owned(),
+            ..first.holder()
+        };
+        let record = root.join(OWN_DIR).join(HOLDER);
+        fs::write(&record, serde_json::to_string(&holder).expect("JSON")).expect("a record");
+        save(&root, "step-1", Some("{}"));
+        save(&root, ".step-2.writing", None);
+        let second = place(&root, 2, 0);
+        let taking_over = thread::spawn({
+            let second = second.clone();
+            move || enter(&second, &mut |_| ()).map(|entered| entered.resume)
+        });
+        while first.superseded_by().is_none() {
+            thread::sleep(POLL_EVERY);
+        }
+        // The first still runs, and finishes what it writes.
+        fs::write(root.join(".step-2.writing").join(MARKER), "{}").expect("nothing is removed");
+        fs::rename(root.join(".step-2.writing"), root.join("step-2")).expect("moved");
+        let recorded = second.recorded().expect("a record");
+        assert_eq!((recorded.stage, recorded.resume), (Stage::TakesOver, None));
+        let follower = enter(&place(&root, 2, 1), &mut |_| ()).expect("entered");
+        assert_eq!(follower.resume, Some(root.join("step-2")));
+        let entered = taking_over.join().expect("no panic").expect("entered");
+        assert_eq!(entered, follower.resume);
+    }
+
+    #[test]
+    fn a_first_worker_that_brings_a_copy_back_is_waited_for_while_it_gets_on() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join(OWN_DIR)).expect("a directory");
+        let (first, other, mut seen) = (place(dir.path(), 3, 0), place(dir.path(), 3, 1), None);
+        assert!(!other.gets_on(&mut seen), "it brings nothing back");
+        place(dir.path(), 2, 0).tell_restored(9);
+        assert!(!other.gets_on(&mut seen), "an earlier attempt did");
+        first.tell_restored(5);
+        assert!(other.gets_on(&mut seen));
+        assert!(!other.gets_on(&mut seen), "nothing more has come");
+        first.tell_restored(6);
+        assert!(other.gets_on(&mut seen));
+        let alone = Refusal::Alone {
+            attempt: 3,
+            directory: "/ckpt".into(),
+        };
+        let said = format!("stokehold: {alone}");
+        assert_eq!(alone.exit_code(), EXIT_NOT_READY, "that is counted");
+        assert!(said.starts_with(SAID_BY_US) && said.contains(NOT_BEGUN));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use stoke_api::contract::checkpoints::{Checkpoint, SAVED, Saved, excess, name_to_be, newest};
 use stoke_api::contract::copies::Carried;
 
+use super::outbox::Outbox;
 use super::shelf::{self, Entry};
 
 /// Names remembered of what is being written, and of what was found wanting.
@@ -104,7 +105,12 @@ impl Keeper {
         let spared: Vec<&str> = self.last.as_deref().into_iter().collect();
         // Until something newer is complete, it is the newest there is.
         let resumed = self.resumed.as_deref().filter(|_| self.last.is_none());
-        let spared = [spared, resumed.into_iter().collect()].concat();
+        let sending = Outbox::of(directory).sending();
+        let spared = [
+            spared,
+            resumed.into_iter().chain(sending.as_deref()).collect(),
+        ]
+        .concat();
         let beyond: Vec<String> = excess(self.complete.values(), keep, &spared)
             .into_iter()
             .map(|it| it.name.clone())
@@ -260,6 +266,22 @@ mod tests {
         scene.save("step-2", "{}");
         scene.look(3);
         assert_eq!(scene.prune(1), ["step-10", "step-11", "step-2"]);
+    }
+
+    /// A volume that knows no second names for a file.
+    #[test]
+    fn what_is_being_sent_from_where_it_was_written_stays() {
+        let mut scene = Scene::new(None);
+        let outbox = scene.dir.path().join(".stokehold/outbox");
+        fs::create_dir_all(&outbox).expect("a directory");
+        fs::write(outbox.join("sending"), "step-1").expect("a name");
+        for name in ["step-1", "step-2", "step-3"] {
+            scene.save(name, "{}");
+        }
+        scene.look(0);
+        assert_eq!(scene.prune(1), [".stokehold", "step-1", "step-3"]);
+        fs::remove_file(outbox.join("sending")).expect("removed");
+        assert_eq!(scene.prune(1), [".stokehold", "step-3"]);
     }
 
     #[test]

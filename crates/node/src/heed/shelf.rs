@@ -1,5 +1,6 @@
 //! The directory that a job keeps its checkpoints in, as it is on the disk.
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -7,9 +8,11 @@ use std::time::SystemTime;
 
 use stoke_api::contract::checkpoints::{
     Checkpoint, Contents, MARKER, MARKER_LENGTH_MAX, Torn, is_litter, judge, name_while_going,
+    step_of,
 };
 
-/// Directories looked at, at most: nobody keeps so many, and whoever does must not keep a core busy.
+/// Directories looked into, at most: nobody keeps so many, and whoever does must not keep a core busy. Those that are called by the most steps
+/// are: the newest must be among them.
 const DIRECTORIES_MAX: usize = 2_000;
 /// Files of one checkpoint that are counted where its marker lists none.
 const FILES_MAX: u64 = 100_000;
@@ -24,26 +27,28 @@ pub(super) struct Entry {
 
 /// What there is, in no order; what is already known as complete is not looked into again.
 pub(super) fn entries(directory: &Path, known: impl Fn(&str) -> bool) -> io::Result<Vec<Entry>> {
-    let mut entries = Vec::new();
+    let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         // Neither links: what they lead to is not what is written here.
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        if known(&name) {
-            continue;
-        }
-        let found = look(&entry.path(), &name);
-        entries.push(Entry { name, found });
-        if entries.len() == DIRECTORIES_MAX {
-            break;
+        if let Ok(name) = entry.file_name().into_string()
+            && !known(&name)
+        {
+            names.push(name);
         }
     }
-    Ok(entries)
+    if names.len() > DIRECTORIES_MAX {
+        names.sort_by_cached_key(|name| Reverse(step_of(name)));
+        names.truncate(DIRECTORIES_MAX);
+    }
+    let look = |name: String| Entry {
+        found: look(&directory.join(&name), &name),
+        name,
+    };
+    Ok(names.into_iter().map(look).collect())
 }
 
 /// Whether the directory at `path`, which is called `name` where checkpoints are, is one.
@@ -129,4 +134,28 @@ fn draft_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_looked_at_however_many_there_are() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let steps = 3 * DIRECTORIES_MAX;
+        for step in 1..=steps {
+            fs::create_dir(dir.path().join(format!("step-{step}"))).expect("a directory");
+        }
+        let mut found: Vec<_> = entries(dir.path(), |_| false)
+            .expect("entries")
+            .into_iter()
+            .filter_map(|entry| step_of(&entry.name))
+            .collect();
+        found.sort_unstable();
+        let newest: Vec<u64> = (steps - DIRECTORIES_MAX + 1..=steps)
+            .map(|step| step as u64)
+            .collect();
+        assert_eq!(found, newest);
+    }
 }

@@ -74,6 +74,8 @@ pub fn add_keys(spec: &mut PodSpec, secret: &str, home: Home) {
         secret: Some(SecretVolumeSource {
             secret_name: Some(secret.to_owned()),
             default_mode: Some(mode),
+            // Who has no keys trains on, and says that nothing is copied.
+            optional: Some(true),
             ..SecretVolumeSource::default()
         }),
         ..Volume::default()
