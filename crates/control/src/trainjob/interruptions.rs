@@ -240,6 +240,47 @@ fn who_was_put_on_a_node_that_goes_waits_before_it_tries_again() {
 }
 
 #[test]
+fn who_is_moved_again_and_again_without_saving_waits_in_between() {
+    let nodes = [node("n1", 2), node("n2", 2)];
+    let mut stage = Stage::new([job(saving(json!({})))], nodes);
+    for waits in [false, true] {
+        run(&mut stage);
+        let node = latest(&stage).nodes[0].clone();
+        taint(&mut stage, &node, SPOT);
+        stage.turn("j");
+        stage.pass(100);
+        stage.turn("j");
+        assert_eq!(latest(&stage).outcome, Some(Outcome::Interrupted));
+        assert_eq!(status(&stage).next_attempt_at.is_some(), waits);
+        stage.nodes.get_mut(&node).expect("it").spec = None;
+        stage.pass(300);
+        stage.bury();
+    }
+}
+
+#[test]
+fn a_worker_that_its_own_node_ends_is_judged_by_its_end() {
+    for (reason, is_notice) in [
+        ("EvictionByEvictionAPI", true),
+        ("TerminationByKubelet", false),
+    ] {
+        let (mut stage, _) = stage(saving(json!({})));
+        let status = stage
+            .pods
+            .get_mut("j-1-0")
+            .expect("the pod")
+            .status
+            .as_mut();
+        let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": reason});
+        let condition = serde_json::from_value(condition).expect("a condition");
+        let conditions = &mut status.expect("a status").conditions;
+        conditions.get_or_insert_default().push(condition);
+        stage.turn("j");
+        assert_eq!(latest(&stage).leaving.is_some(), is_notice, "{reason}");
+    }
+}
+
+#[test]
 fn a_node_that_may_go_has_its_gangs_save_and_run_on() {
     let (mut stage, node) = stage(saving(json!({})));
     let known = stage.nodes.get_mut(&node).expect("the node");

@@ -84,11 +84,12 @@ impl Turn<'_> {
             outcome,
             Outcome::Preempted | Outcome::Resized | Outcome::Restarted
         );
+        let is_moved = reason == Reason::NodeLeaving && has_run;
         match (last_phase, outcome) {
             (Some(phase), _) => self.finish(phase, reason, message, at),
             (None, Outcome::Suspended) => {}
-            // It has done nothing wrong, and goes on as soon as there is room.
-            (None, _) if is_sent_away || (reason == Reason::NodeLeaving && has_run) => {
+            // It has done nothing wrong, and goes on as soon as there is room; unless that happens again and again.
+            (None, _) if is_sent_away || (is_moved && self.failures_in_a_row() == 1) => {
                 self.status.next_attempt_at = None;
                 self.say(Phase::Restarting, reason, message);
             }

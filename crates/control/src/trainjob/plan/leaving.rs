@@ -243,9 +243,13 @@ fn of_node(node: &str, notice: &Notice) -> Option<Threat> {
     })
 }
 
+/// What its own node says while it ends the worker for what that did, or to keep the node alive: the worker's end tells why.
+const BY_KUBELET: &str = "TerminationByKubelet";
+
 /// One that was deleted is ended as that.
 fn of_pod(node: &str, worker: &Worker<'_>) -> Option<Threat> {
-    let (reason, message) = worker.disruption().filter(|_| !worker.is_stopping())?;
+    let disruption = worker.disruption().filter(|_| !worker.is_stopping());
+    let (reason, message) = disruption.filter(|(reason, _)| *reason != BY_KUBELET)?;
     let why = if message.is_empty() { reason } else { message };
     Some(Threat {
         node: node.to_owned(),
