@@ -94,6 +94,7 @@ STOKE_KUBE_BIN=$(printf %q "$bin")
 STOKE_KUBE_SERVER=https://127.0.0.1:$api_port
 STOKE_KUBE_NODES=$(printf %q "${nodes[*]}")
 STOKE_KUBE_CGROUP=/$cgroup
+STOKE_KUBE_HOST=$([ ${#nodes[@]} = 0 ] || echo "$host_ip")
 ENV
 mv "$state/env.part" "$state/env"
 trap - EXIT

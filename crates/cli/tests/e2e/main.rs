@@ -1,6 +1,8 @@
 //! End to end: the real binary, real processes, the real kubectl. Every test has an engine of its own.
 
 mod bad_input;
+#[path = "../support/copied.rs"]
+mod copied;
 mod crash;
 mod data;
 mod examples;

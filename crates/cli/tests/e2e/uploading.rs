@@ -1,35 +1,14 @@
 //! Copies of checkpoints in a real S3 server, on bad days: a training never waits for them, and goes on from them when its volume is gone.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::copied::{TRAIN, complete, set, unique, who_shows};
 use crate::s3::{ACCESS, Server};
 use crate::support::{Engine, eventually, have, is_root, said};
-
-/// Writes checkpoints up to the step that `want` says, and ends when it is told to. Each has `size` bytes beside its step.
-const TRAIN: &str = r#"
-folder=$1
-step=0
-[ -n "$STOKE_RESUME_FROM" ] && step=$(cat "$STOKE_RESUME_FROM/state")
-echo "from $step"
-cd "$STOKE_CHECKPOINT_DIR"
-while true; do
-    want=$(cat "$folder/want")
-    while [ "$step" -lt "$want" ]; do
-        step=$((step + 1))
-        mkdir -p ".step-$step.writing/rank-0"
-        echo "$step" > ".step-$step.writing/state"
-        head -c "$(cat "$folder/size")" /dev/urandom > ".step-$step.writing/rank-0/weights"
-        echo "{\"step\": $step}" > ".step-$step.writing/complete"
-        mv ".step-$step.writing" "step-$step"
-    done
-    [ -e "$folder/finish" ] && exit 0
-    sleep 0.1
-done
-"#;
 
 struct Training<'a> {
     engine: &'a Engine,
@@ -57,9 +36,7 @@ impl<'a> Training<'a> {
     }
 
     fn set(&self, name: &str, text: &str) {
-        let draft = self.folder.join(format!(".{name}"));
-        fs::write(&draft, text).expect("a file");
-        fs::rename(draft, self.folder.join(name)).expect("moved");
+        set(&self.folder, name, text);
     }
 
     fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
@@ -115,42 +92,6 @@ fn put_secret(engine: &Engine, key: &str) {
         .expect("kubectl runs");
     assert!(applied.status.success(), "{}", said(&applied));
     fs::remove_file(file).expect("removed");
-}
-
-/// A text that is nowhere else.
-fn unique(what: &str) -> String {
-    let nanos = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_nanos();
-    format!("{what}-{nanos}-never-told")
-}
-
-/// Processes that show the text to whoever lists them.
-fn who_shows(text: &str, but: Option<u32>) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").expect("processes").flatten() {
-        let pid = entry.file_name().to_string_lossy().parse::<u32>().ok();
-        let Some(pid) = pid.filter(|pid| Some(*pid) != but) else {
-            continue;
-        };
-        for file in ["cmdline", "environ"] {
-            let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
-            let shown = String::from_utf8_lossy(&bytes).into_owned();
-            if shown.contains(text) {
-                found.push(format!("{pid} {file}: {shown}"));
-            }
-        }
-    }
-    found
-}
-
-/// The copies that are complete.
-fn complete(place: &Path) -> Vec<String> {
-    let entries = fs::read_dir(place).into_iter().flatten().flatten();
-    let whole = entries.filter(|it| it.path().join(".stoke-manifest.json").exists());
-    let mut names: Vec<String> = whole
-        .map(|it| it.file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod audit;
 mod bad_days;
 mod chart;
 mod commands;
+#[path = "../support/copied.rs"]
+mod copied;
 mod deleting;
 mod draining;
 #[path = "../support/failing.rs"]
@@ -25,6 +27,9 @@ mod random;
 mod recovering;
 mod release;
 mod rights;
+#[path = "../support/s3.rs"]
+mod s3;
 mod support;
 mod training;
+mod uploading;
 mod workers;

@@ -67,6 +67,10 @@ impl<'a> Volume<'a> {
         }));
         volume
     }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
 }
 
 impl Drop for Volume<'_> {
@@ -105,7 +109,7 @@ fn two_workers_on_two_nodes_find_each_other_by_name_and_train() {
     let log = succeed(&mut testbed.kubectl(&["logs", "charlm-ddp-1-0", "-n", jobs.namespace()]));
     assert!(log.contains("2 process(es)"), "{log}");
     assert!(log.contains("final loss"), "{log}");
-    let saved = volume.folder.path().join("step-00000200/complete");
+    let saved = volume.path().join("step-00000200/complete");
     assert!(saved.exists(), "no checkpoint in {}", saved.display());
 }
 
