@@ -1,6 +1,7 @@
 //! TrainJob: one training run, one pod or many, as a gang.
 
 mod model;
+mod retrying;
 mod status;
 mod tuning;
 pub mod unsaved;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use model::{Method, Model, Optimizer, Precision};
+pub use retrying::{ByCause, FailureCause};
 pub use status::{
     Attempt, Exit, GpuResource, Leaving, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
     TrainJobStatus, Waiting,
@@ -213,6 +215,10 @@ pub struct TrainJobSpec {
     #[serde(default = "three")]
     #[schemars(range(min = 0, max = 100))]
     pub retries: u32,
+
+    /// Of these, how many may be for one cause. A cause that is not named has no limit of its own. An interruption counts against nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_limits: Option<ByCause>,
 
     /// An attempt whose workers all do nothing for so long (no CPU or GPU time to speak of, no log line, no step told) has failed. Absent: it
     /// runs on. It is looked for on a single machine; on a cluster nothing looks for it yet.

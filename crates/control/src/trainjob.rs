@@ -15,6 +15,8 @@ mod interruptions;
 mod learned;
 #[cfg(test)]
 mod lifecycle;
+#[cfg(test)]
+mod limits;
 pub mod observe;
 #[cfg(test)]
 mod on_clusters;

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::retrying::{ByCause, FailureCause};
 use super::tuning::{Finding, Tuning};
 use crate::contract::checkpoints::Saved;
 use crate::quantity::{Bytes, CpuMilli};
@@ -29,6 +30,9 @@ pub struct TrainJobStatus {
     pub attempt: u32,
     /// Failed attempts that count against `retries`.
     pub failures: u32,
+    /// The same by what they died of; what `retryLimits` counts.
+    #[serde(skip_serializing_if = "ByCause::is_empty")]
+    pub failures_by_cause: ByCause,
     /// Attempts that ended because a machine was taken away that can be; what `spotInterruptions` counts.
     #[serde(skip_serializing_if = "is_zero")]
     pub spot_interruptions: u32,
@@ -272,6 +276,9 @@ pub struct Attempt {
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
+    /// What its failure counts as, for `retryLimits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_for: Option<FailureCause>,
     /// Which worker ended it, and how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
