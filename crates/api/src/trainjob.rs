@@ -220,8 +220,8 @@ pub struct TrainJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_limits: Option<ByCause>,
 
-    /// An attempt whose workers all do nothing for so long (no CPU or GPU time to speak of, no log line, no step told) has failed. Absent: it
-    /// runs on. It is looked for on a single machine; on a cluster nothing looks for it yet.
+    /// An attempt whose workers all do nothing for so long (no CPU time to speak of, no log line, no step told, and on a single machine no GPU
+    /// at work) has failed. Absent: it runs on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hung_after: Option<Span>,
 

@@ -10,6 +10,8 @@ pub mod fixtures;
 mod foretold;
 mod frameworks;
 #[cfg(test)]
+mod hanging;
+#[cfg(test)]
 mod interruptions;
 #[cfg(test)]
 mod learned;

@@ -177,6 +177,9 @@ impl Stage {
                 let log = self.logs.get(pod);
                 Read::Log(*rank, log.map(|log| LogScan::read(log.as_bytes())))
             }
+            Wanted::Silence { rank, pod, .. } => {
+                Read::Silence(*rank, self.logs.get(pod).map(String::is_empty))
+            }
             Wanted::Events { rank, node, .. } => {
                 let events = self.events.get(node).cloned();
                 Read::Events(*rank, events.unwrap_or_default())

@@ -260,9 +260,15 @@ pub fn moved(leaving: &Leaving, saves: bool, saved: Option<Timestamp>) -> String
     format!("node {node} goes away, says {by}: {why}; {goes_on}")
 }
 
-pub fn hung(rank: u32, seen: &str) -> String {
+/// `is_silent`: that nothing was logged either was found out here.
+pub fn hung(rank: u32, seen: &str, is_silent: bool) -> String {
+    let log = if is_silent {
+        ", and its log has nothing of that time"
+    } else {
+        ""
+    };
     format!(
-        "it hangs: of rank {rank} its node says that {seen}; look at what it waits for (stoke logs), or allow it more with hungAfter"
+        "it hangs: of rank {rank} its node says that {seen}{log}; look at what it waits for (stoke logs), or allow it more with hungAfter"
     )
 }
 
