@@ -16,8 +16,8 @@ use serde_json::Value;
 pub use model::{Method, Model, Optimizer, Precision};
 pub use retrying::{ByCause, FailureCause};
 pub use status::{
-    Attempt, Exit, GpuResource, Leaving, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
-    TrainJobStatus, Waiting,
+    Attempt, Exit, GpuResource, Growing, Leaving, Outcome, Phase, Preemption, SavedCheckpoint,
+    Sizing, TrainJobStatus, Waiting,
 };
 pub use tuning::{
     Finding, GRAD_ACCUM_SCALE, MICRO_BATCH_SCALE, RestartEvery, TORCH_ALLOCATOR, Tuning,

@@ -270,6 +270,9 @@ pub struct Attempt {
     /// A node of it goes away, or may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaving: Option<Box<Leaving>>,
+    /// There is room for more workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growing: Option<Growing>,
     /// Some of its nodes are machines that can be taken away.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,
@@ -332,6 +335,18 @@ pub struct Leaving {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_at: Option<Time>,
     /// When they move, checkpoint or not. Absent: the node may stay, and they run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
+}
+
+/// An attempt that could go on with more workers: its own were asked to save their work first.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Growing {
+    /// When the workers were asked to write a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Time>,
+    /// Until when an answer is waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
 }

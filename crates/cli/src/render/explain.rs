@@ -167,6 +167,12 @@ fn attempt_story(
             format!("attempt {number}: all workers run"),
         ));
     }
+    if let Some(growing) = &attempt.growing {
+        let told = format!(
+            "attempt {number}: there was room for more workers; a checkpoint was asked for"
+        );
+        lines.push((at(&growing.asked_at), told));
+    }
     if let Some(leaving) = &attempt.leaving {
         let stays = match leaving.until {
             Some(_) => "goes away",

@@ -63,6 +63,7 @@ pub fn node(name: &str, gpus: u32) -> Node {
 }
 
 /// A world in memory: what an API server would hold, and the clock.
+#[derive(Clone)]
 pub struct Stage {
     pub jobs: BTreeMap<String, TrainJob>,
     pub pods: BTreeMap<String, Pod>,

@@ -140,10 +140,17 @@ pub fn none_of(count: usize) -> String {
     format!("0/{count}")
 }
 
-pub fn running(count: usize) -> String {
-    match count {
+/// `grows_by`: until when it is waited for a checkpoint, to go on from with more workers.
+pub fn running(count: usize, grows_by: Option<Timestamp>) -> String {
+    let runs = match count {
         1 => "its worker runs".to_owned(),
         _ => format!("all {count} workers run"),
+    };
+    match grows_by {
+        None => runs,
+        Some(by) => format!(
+            "{runs}; there is room for more, and a checkpoint to go on from was asked for, by {by:.0}"
+        ),
     }
 }
 
