@@ -18,6 +18,8 @@ pub const KUEUE_QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 pub const GPU_DEVICES_ANNOTATION: &str = "stokehold.dev/gpu-devices";
 /// On a pod of a job: after how many seconds without a sign of life it is held to be hung.
 pub const HUNG_AFTER_ANNOTATION: &str = "stokehold.dev/hung-after";
+/// On a pod of a job on a cluster: that it has done nothing for that long, as far as its node's agent sees; absent while it does something.
+pub const IDLE_ANNOTATION: &str = "stokehold.dev/idle";
 /// On a pod: what it uses now, as JSON. Written by the node, at most every few seconds.
 pub const USAGE_ANNOTATION: &str = "stokehold.dev/usage";
 /// On a pod of a job: what its containers used of memory from start to end, as JSON ([`crate::digest::PodDigest`]). Written by

@@ -71,6 +71,8 @@ pub enum Reason {
     Preempted,
     StartFailed,
     RetriesExhausted,
+    /// One cause ended as many attempts as `retryLimits` lets it.
+    RetryLimitReached,
     DeadlineExceeded,
     /// A write to the API server was refused; the message is the server's.
     ApplyFailed,

@@ -122,6 +122,20 @@ pub const TRAIN_JOB: &[Rule<TrainJob>] = &[
         holds: |job, _| job.spec.spot_interruptions.is_none() || job.spec.spot == Spot::Allowed,
     },
     Rule {
+        path: "spec.retryLimits",
+        cel: "!has(self.spec.retryLimits) || ((!has(self.spec.retryLimits.memory) || self.spec.retryLimits.memory <= self.spec.retries) && \
+              (!has(self.spec.retryLimits.gpuMemory) || self.spec.retryLimits.gpuMemory <= self.spec.retries) && \
+              (!has(self.spec.retryLimits.storage) || self.spec.retryLimits.storage <= self.spec.retries) && \
+              (!has(self.spec.retryLimits.start) || self.spec.retryLimits.start <= self.spec.retries) && \
+              (!has(self.spec.retryLimits.program) || self.spec.retryLimits.program <= self.spec.retries) && \
+              (!has(self.spec.retryLimits.hung) || self.spec.retryLimits.hung <= self.spec.retries))",
+        message: "retries bounds all causes together, so a limit of one must not be more: raise retries, or lower it",
+        holds: |job, _| {
+            let limits = job.spec.retry_limits.unwrap_or_default();
+            limits.said().all(|(_, limit)| limit <= job.spec.retries)
+        },
+    },
+    Rule {
         path: "spec.gpuTypes",
         cel: "!has(self.spec.gpuTypes) || size(self.spec.gpuTypes) == 0 || string(self.spec.gpus) != '0'",
         message: "gpuTypes says which GPUs, but the job asks for none: set gpus",

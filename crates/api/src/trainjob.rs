@@ -1,6 +1,7 @@
 //! TrainJob: one training run, one pod or many, as a gang.
 
 mod model;
+mod retrying;
 mod status;
 mod tuning;
 pub mod unsaved;
@@ -13,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use model::{Method, Model, Optimizer, Precision};
+pub use retrying::{ByCause, FailureCause};
 pub use status::{
-    Attempt, Exit, GpuResource, Leaving, Outcome, Phase, Preemption, SavedCheckpoint, Sizing,
-    TrainJobStatus, Waiting,
+    Attempt, Exit, GpuResource, Growing, Leaving, Outcome, Phase, Preemption, SavedCheckpoint,
+    Sizing, TrainJobStatus, Waiting,
 };
 pub use tuning::{
     Finding, GRAD_ACCUM_SCALE, MICRO_BATCH_SCALE, RestartEvery, TORCH_ALLOCATOR, Tuning,
@@ -214,8 +216,12 @@ pub struct TrainJobSpec {
     #[schemars(range(min = 0, max = 100))]
     pub retries: u32,
 
-    /// An attempt whose workers all do nothing for so long (no CPU or GPU time to speak of, no log line, no step told) has failed. Absent: it
-    /// runs on. It is looked for on a single machine; on a cluster nothing looks for it yet.
+    /// Of these, how many may be for one cause. A cause that is not named has no limit of its own. An interruption counts against nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_limits: Option<ByCause>,
+
+    /// An attempt whose workers all do nothing for so long (no CPU time to speak of, no log line, no step told, and on a single machine no GPU
+    /// at work) has failed. Absent: it runs on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hung_after: Option<Span>,
 

@@ -89,6 +89,18 @@ fn cases() -> Vec<Case> {
             &["spec.spotInterruptions"],
         ),
         case(
+            "a limit of each cause",
+            job(
+                json!({"retryLimits": {"memory": 3, "gpuMemory": 2, "storage": 1, "start": 1, "program": 0, "hung": 1}}),
+            ),
+            &[],
+        ),
+        case(
+            "more for one cause than for all",
+            job(json!({"retries": 1, "retryLimits": {"program": 0, "hung": 2}})),
+            &["spec.retryLimits"],
+        ),
+        case(
             "template instead of command",
             job(json!({"command": null, "template": {"spec": {}}})),
             &[],

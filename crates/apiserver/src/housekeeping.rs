@@ -1,5 +1,5 @@
 //! What a controller manager would do: garbage collection by owner references, the end of namespaces and of
-//! definitions, the expiry of events, the compaction of the log.
+//! definitions, the counts of quotas, the expiry of events, the compaction of the log.
 //!
 //! Driven by the store's log, so that an idle server does nothing. Every deletion goes through the same code as a
 //! client's, inside one write, with the uid as its precondition; doing a task twice is harmless.
@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use stoke_store::{Change, ChangeType, Error as StoreError, Key, Retention, Revision, Scan};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use self::graph::{Graph, Task};
 use self::retry::Retries;
 use crate::object::Light;
+use crate::quota::{self, QUOTAS};
 use crate::registry::DEFINITIONS;
 use crate::server::{ApiServer, Core};
 use crate::status::Status;
@@ -73,6 +75,8 @@ async fn collect_forever(server: &ApiServer) {
 #[derive(Default)]
 struct Household {
     graph: Graph,
+    /// Quotas, by namespace and name.
+    quotas: BTreeSet<(String, String)>,
     /// Namespaces that are being emptied.
     ending: BTreeSet<String>,
     tasks: BTreeSet<Task>,
@@ -109,6 +113,9 @@ async fn observe_all(core: &Core) -> Result<(Household, Revision), StoreError> {
                     ControlFlow::Continue(())
                 })?;
             }
+            // What went while nobody was looking has to be counted too.
+            let counted = house.quotas.iter().map(|(namespace, _)| namespace.clone());
+            house.tasks.extend(counted.map(Task::CountObjects));
             // Owners are only known to be gone once everything has been seen.
             house.tasks.extend(house.graph.all_orphans());
             Ok((house, read.revision()?))
@@ -119,9 +126,19 @@ async fn observe_all(core: &Core) -> Result<(Household, Revision), StoreError> {
 impl Household {
     fn observe(&mut self, change: &Change) {
         let key = &change.key;
-        if change.change != ChangeType::Deleted {
-            self.saw(key, Light::read(&change.document()));
+        let document = change.document();
+        let is_gone = change.change == ChangeType::Deleted;
+        let has_ended = || key.resource == "pods" && !quota::is_live(&document, Timestamp::now());
+        // What was added was counted when it was. That a quota was written is no news to it.
+        if self.has_quota(&key.namespace) && (is_gone || has_ended()) {
+            self.tasks.insert(Task::CountObjects(key.namespace.clone()));
+        }
+        if !is_gone {
+            self.saw(key, Light::read(&document));
             return;
+        }
+        if key.resource == QUOTAS {
+            (self.quotas).remove(&(key.namespace.clone(), key.name.clone()));
         }
         self.tasks.extend(self.graph.forget(key));
         if key.resource == "namespaces" {
@@ -138,7 +155,16 @@ impl Household {
         }
     }
 
+    fn has_quota(&self, namespace: &str) -> bool {
+        let from = (namespace.to_owned(), String::new());
+        let next = self.quotas.range(from..).next();
+        next.is_some_and(|(found, _)| found == namespace)
+    }
+
     fn saw(&mut self, key: &Key, light: Light) {
+        if key.resource == QUOTAS {
+            (self.quotas).insert((key.namespace.clone(), key.name.clone()));
+        }
         if light.is_deleting() {
             match key.resource.as_str() {
                 "namespaces" => {
@@ -179,6 +205,12 @@ impl Household {
             Task::EndNamespace(name) => removal::end_namespace(core, name).await,
             Task::RestoreAccount(namespace) => removal::restore_account(core, namespace).await,
             Task::EndDefinition(name) => removal::end_definition(core, name).await,
+            Task::CountObjects(namespace) => {
+                let namespace = namespace.clone();
+                core.store
+                    .write(move |write| quota::recount(write, &namespace, Timestamp::now()))
+                    .await
+            }
         }
     }
 }

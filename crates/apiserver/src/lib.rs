@@ -27,6 +27,7 @@ mod admission;
 mod bootstrap;
 mod object;
 mod private_file;
+mod quota;
 mod registry;
 mod reply;
 mod verbs;

@@ -243,6 +243,12 @@ mod tests {
             ),
             printed(builtin("ServiceAccount"), &with(json!({}))),
             printed(
+                builtin("ResourceQuota"),
+                &with(
+                    json!({"status": {"hard": {"pods": "5", "count/secrets": "2"}, "used": {"pods": "1", "count/secrets": "2"}}}),
+                ),
+            ),
+            printed(
                 builtin("PersistentVolume"),
                 &with(
                     json!({"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",

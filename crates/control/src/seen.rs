@@ -11,9 +11,9 @@ use serde_json::Value;
 use stoke_api::contract::checkpoints::Saved;
 use stoke_api::digest::{ContainerDigest, PodDigest};
 use stoke_api::names::{
-    ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, GPU_DEVICES_ANNOTATION, JOB_LABEL,
-    LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION, RANK_LABEL,
-    SAVED_ANNOTATION, USAGE_ANNOTATION,
+    ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, GPU_DEVICES_ANNOTATION, IDLE_ANNOTATION,
+    JOB_LABEL, LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION,
+    RANK_LABEL, SAVED_ANNOTATION, USAGE_ANNOTATION,
 };
 use stoke_api::risk::MemoryRisk;
 use stoke_sched::Resources;
@@ -177,7 +177,10 @@ impl From<core::Pod> for Pod {
             let ended = whole.containers.remove(worker);
             ended.or_else(|| latest(all.get(USAGE_ANNOTATION)?, worker))
         });
-        let idle = annotations.and_then(|all| idle(all.get(USAGE_ANNOTATION)?));
+        let idle = annotations.and_then(|all| match all.get(IDLE_ANNOTATION) {
+            Some(told) => Some(does_nothing(told)),
+            None => idle(all.get(USAGE_ANNOTATION)?),
+        });
         let kernel = whole.kernel.into_iter().take(KERNEL_LINES_MAX);
         let status = pod.status.unwrap_or_default();
         let conditions = || status.conditions.iter().flatten();
@@ -270,12 +273,16 @@ pub const IDLE: &str = "Idle";
 fn idle(usage: &str) -> Option<PodCondition> {
     // Nearly all that is said is of others.
     let usage: Value = serde_json::from_str(usage.contains("\"idle\"").then_some(usage)?).ok()?;
-    Some(PodCondition {
+    Some(does_nothing(usage["idle"].as_str()?))
+}
+
+fn does_nothing(told: &str) -> PodCondition {
+    PodCondition {
         type_: IDLE.into(),
         status: "True".into(),
-        message: Some(usage["idle"].as_str()?.into()),
+        message: Some(told.into()),
         ..PodCondition::default()
-    })
+    }
 }
 
 /// `0,1`. What is no list of indices tells nothing.

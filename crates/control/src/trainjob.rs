@@ -10,11 +10,15 @@ pub mod fixtures;
 mod foretold;
 mod frameworks;
 #[cfg(test)]
+mod hanging;
+#[cfg(test)]
 mod interruptions;
 #[cfg(test)]
 mod learned;
 #[cfg(test)]
 mod lifecycle;
+#[cfg(test)]
+mod limits;
 pub mod observe;
 #[cfg(test)]
 mod on_clusters;

@@ -173,7 +173,7 @@ async fn sample(sampler: Sampler, shared: &Arc<Shared>, deeds: mpsc::Sender<Deed
             let roster = shared.roster();
             let is_due = passes.is_multiple_of(STRANGERS_EVERY) || node.used.is_empty();
             Work::Pass {
-                targets: roster.targets(),
+                targets: roster.targets(begun.elapsed()),
                 strangers: is_due.then(|| roster.strangers()),
             }
         } else {

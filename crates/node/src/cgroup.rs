@@ -182,6 +182,15 @@ impl CgroupSpec {
         }
     }
 
+    /// The same, with where its CPU time is accounted if that is not in the same place.
+    #[must_use]
+    pub(crate) fn accounted_in(mut self, directory: Option<PathBuf>) -> Self {
+        if let Self::V1(dirs) = &mut self {
+            dirs.cpuacct = directory;
+        }
+        self
+    }
+
     pub fn version(&self) -> CgroupVersion {
         match self {
             Self::V1(_) => CgroupVersion::V1,

@@ -1,4 +1,7 @@
 //! A worker that does nothing: no CPU or GPU time to speak of, no line in its log, no step told. Only where its job asks to be told.
+//!
+//! The agent of a cluster sees less of it than the engine's node: neither its log, which the operator asks for before it believes anything,
+//! nor its GPUs.
 
 use std::fs;
 use std::path::Path;
@@ -24,8 +27,18 @@ pub(crate) struct Signs {
     pub(crate) gpu_is_busy: bool,
 }
 
+/// Whose eyes these are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Eyes {
+    /// The engine's node: they see everything.
+    Node,
+    /// The agent of a cluster.
+    Agent,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Idle {
+    eyes: Eyes,
     after: Duration,
     last: Option<(Duration, Signs)>,
     /// Since when nothing was done.
@@ -34,10 +47,11 @@ pub(crate) struct Idle {
 
 impl Idle {
     /// None for a pod of which nobody wants to know.
-    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+    pub(crate) fn of(pod: &Pod, eyes: Eyes) -> Option<Self> {
         let seconds = pod.annotations().get(HUNG_AFTER_ANNOTATION)?;
         let seconds = seconds.parse().ok().filter(|seconds| *seconds > 0)?;
         Some(Self {
+            eyes,
             after: Duration::from_secs(seconds),
             last: None,
             since: None,
@@ -79,10 +93,14 @@ impl Idle {
         (idle >= self.after).then(|| {
             let after = Span::seconds(self.after.as_secs());
             let step = signs.step.map(|step| format!(" after step {step}"));
-            format!(
-                "it did nothing for {after}: less than a fiftieth of a CPU, no GPU at work, nothing in its log, and no step told{}",
-                step.unwrap_or_default()
-            )
+            let step = step.unwrap_or_default();
+            let cpu = "less than a fiftieth of a CPU";
+            match self.eyes {
+                Eyes::Node => format!(
+                    "it did nothing for {after}: {cpu}, no GPU at work, nothing in its log, and no step told{step}"
+                ),
+                Eyes::Agent => format!("it did nothing for {after}: {cpu}, no step told{step}"),
+            }
         })
     }
 }
@@ -102,7 +120,8 @@ mod tests {
 
     fn idle(after: u64) -> Idle {
         let pod = json!({"metadata": {"name": "p", "annotations": {"stokehold.dev/hung-after": after.to_string()}}});
-        Idle::of(&serde_json::from_value(pod).expect("a pod")).expect("it is wanted")
+        let pod = serde_json::from_value(pod).expect("a pod");
+        Idle::of(&pod, Eyes::Node).expect("it is wanted")
     }
 
     fn signs(cpu_millis: u64, log_bytes: u64, step: u64) -> Signs {
@@ -171,7 +190,7 @@ mod tests {
         ] {
             let pod = json!({"metadata": {"name": "p", "annotations": annotations}});
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            assert!(Idle::of(&pod).is_none());
+            assert!(Idle::of(&pod, Eyes::Node).is_none());
         }
     }
 }

@@ -36,6 +36,7 @@ pub mod staging;
 mod status;
 mod status_file;
 mod storage;
+mod sweep;
 pub mod usage;
 mod vigil;
 mod volumes;

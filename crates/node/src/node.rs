@@ -30,6 +30,7 @@ use crate::resources;
 use crate::shim::{self, Capabilities, Life, MountMethod};
 use crate::spec::NodeFacts;
 use crate::staging::{self, Stager};
+use crate::sweep;
 use crate::volumes::claims::{Bound, Provisioner};
 
 /// How long a pod whose task broke is left alone, so that one that breaks every time costs little.
@@ -235,6 +236,9 @@ fn recover(shared: &Shared) -> Result<Found, NodeError> {
     let known: BTreeSet<String> = found.keys().cloned().collect();
     // What a pod of an earlier engine reads stays where it is.
     shared.stager.sweep(|uid| !known.contains(uid));
+    if let Some(dir) = &shared.secrets_dir {
+        sweep::secrets(dir, &known);
+    }
     let (removed, problems) = shared.cgroups.remove_orphans(&known);
     for name in removed {
         tracing::info!(name, "processes of a pod that is no more were ended");

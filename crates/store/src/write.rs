@@ -71,6 +71,11 @@ impl<'c> Write<'c> {
         self.read.resources()
     }
 
+    /// How many objects a scan would visit.
+    pub fn count(&self, scan: &Scan<'_>) -> Result<u64, Error> {
+        self.read.count(scan)
+    }
+
     /// Visits objects in order of namespace and name until `visit` breaks. `scan.at` must be absent: a write
     /// sees the present only.
     pub fn scan(

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::retrying::{ByCause, FailureCause};
 use super::tuning::{Finding, Tuning};
 use crate::contract::checkpoints::Saved;
 use crate::quantity::{Bytes, CpuMilli};
@@ -29,6 +30,9 @@ pub struct TrainJobStatus {
     pub attempt: u32,
     /// Failed attempts that count against `retries`.
     pub failures: u32,
+    /// The same by what they died of; what `retryLimits` counts.
+    #[serde(skip_serializing_if = "ByCause::is_empty")]
+    pub failures_by_cause: ByCause,
     /// Attempts that ended because a machine was taken away that can be; what `spotInterruptions` counts.
     #[serde(skip_serializing_if = "is_zero")]
     pub spot_interruptions: u32,
@@ -266,12 +270,18 @@ pub struct Attempt {
     /// A node of it goes away, or may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaving: Option<Box<Leaving>>,
+    /// There is room for more workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growing: Option<Growing>,
     /// Some of its nodes are machines that can be taken away.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
+    /// What its failure counts as, for `retryLimits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_for: Option<FailureCause>,
     /// Which worker ended it, and how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
@@ -325,6 +335,18 @@ pub struct Leaving {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_at: Option<Time>,
     /// When they move, checkpoint or not. Absent: the node may stay, and they run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
+}
+
+/// An attempt that could go on with more workers: its own were asked to save their work first.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Growing {
+    /// When the workers were asked to write a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Time>,
+    /// Until when an answer is waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
 }

@@ -23,6 +23,8 @@ pub(super) enum Task {
     /// The default service account of this namespace is gone; without it no pod can be made there.
     RestoreAccount(String),
     EndDefinition(String),
+    /// Something that a quota of this namespace counts may have gone.
+    CountObjects(String),
 }
 
 #[derive(Clone, Debug)]

@@ -31,6 +31,8 @@ enum Type {
     TextMap,
     /// Values are bytes; base64 in JSON.
     BytesMap,
+    /// Values are messages of one text.
+    QuantityMap,
     /// Known, and not for clients to write.
     Ignored,
 }
@@ -86,6 +88,23 @@ const SECRET: Fields = &[
     (5, "immutable", Type::Flag),
 ];
 
+const RESOURCE_QUOTA: Fields = &[
+    (1, "metadata", Type::Message(METADATA)),
+    (
+        2,
+        "spec",
+        Type::Message(&[(1, "hard", Type::QuantityMap), (2, "scopes", Type::Texts)]),
+    ),
+    (
+        3,
+        "status",
+        Type::Message(&[
+            (1, "hard", Type::QuantityMap),
+            (2, "used", Type::QuantityMap),
+        ]),
+    ),
+];
+
 const OBJECT_REFERENCE: Fields = &[
     (1, "kind", Type::Text),
     (2, "namespace", Type::Text),
@@ -137,6 +156,7 @@ fn fields_of(api_version: &str, kind: &str) -> Option<Fields> {
         ("v1", "Namespace") => Some(NAMESPACE),
         ("v1", "ConfigMap") => Some(CONFIG_MAP),
         ("v1", "Secret") => Some(SECRET),
+        ("v1", "ResourceQuota") => Some(RESOURCE_QUOTA),
         ("v1", "ServiceAccount") => Some(SERVICE_ACCOUNT),
         ("scheduling.k8s.io/v1", "PriorityClass") => Some(PRIORITY_CLASS),
         ("policy/v1", "Eviction") => Some(EVICTION),
@@ -220,6 +240,12 @@ fn set(
         (Type::BytesMap, Wire::Bytes(bytes)) => {
             let (key, value) = entry(bytes)?;
             return insert(object, name, key, STANDARD.encode(value).into());
+        }
+        (Type::QuantityMap, Wire::Bytes(bytes)) => {
+            let (key, value) = entry(bytes)?;
+            let mut quantity = message(value, &[(1, "text", Type::Text)])?;
+            let value = quantity.remove("text").unwrap_or_else(|| "0".into());
+            return insert(object, name, key, value);
         }
         _ => return Err(malformed()),
     };
@@ -366,6 +392,25 @@ mod tests {
             json!({
                 "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": true,
                 "metadata": {"name": "s", "labels": {"a": "b"}}, "data": {"k": "/wA="},
+            })
+        );
+    }
+
+    #[test]
+    fn a_quota_is_read() {
+        let entry = [field(1, b"pods"), field(2, &field(1, b"3"))].concat();
+        let raw = [
+            field(1, &field(1, b"q")),
+            field(2, &field(1, &entry)),
+            field(3, b""),
+        ]
+        .concat();
+        let body = decode(&envelope("v1", "ResourceQuota", &raw)).unwrap();
+        assert_eq!(
+            body.value,
+            json!({
+                "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
+                "spec": {"hard": {"pods": "3"}}, "status": {},
             })
         );
     }

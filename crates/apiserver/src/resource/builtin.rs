@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Endpoints, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
-    Secret, Service, ServiceAccount,
+    ResourceQuota, Secret, Service, ServiceAccount,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event as EventsEvent;
@@ -103,6 +103,9 @@ static BUILTINS: &[Builtin] = &[
         .short(&["po"])
         .in_categories(&["all"])
         .with(&["status", "log", "binding", "eviction", "resize"]),
+    Builtin::new::<ResourceQuota>("", "ResourceQuota", "resourcequotas")
+        .short(&["quota"])
+        .with(&["status"]),
     Builtin::new::<Secret>("", "Secret", "secrets"),
     Builtin::new::<ServiceAccount>("", "ServiceAccount", "serviceaccounts").short(&["sa"]),
     Builtin::new::<Service>("", "Service", "services")

@@ -88,6 +88,16 @@ pub(super) fn of_builtin(group: &str, kind: &str) -> Vec<Column> {
         ("", "ServiceAccount") => vec![shown("Secrets", "Number of secrets.", |object, _| {
             count(object, "/secrets").into()
         })],
+        ("", "ResourceQuota") => vec![
+            shown(
+                "Request",
+                "What there is, of what there may be.",
+                |quota, _| quota_line(quota, false).into(),
+            ),
+            shown("Limit", "The same of limits.", |quota, _| {
+                quota_line(quota, true).into()
+            }),
+        ],
         ("", "PersistentVolume") => return persistent_volume(),
         ("", "PersistentVolumeClaim") => return claim(),
         (_, "EndpointSlice") => endpoint_slice(),
@@ -116,6 +126,22 @@ pub(super) fn of_builtin(group: &str, kind: &str) -> Vec<Column> {
         .unwrap_or(columns.len());
     columns.insert(first_wide, age_column());
     columns
+}
+
+fn quota_line(quota: &Value, of_limits: bool) -> String {
+    let hard = quota.pointer("/status/hard").and_then(Value::as_object);
+    let parts = hard
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| name.starts_with("limits.") == of_limits)
+        .map(|(name, hard)| {
+            let used = &quota["status"]["used"][name.as_str()];
+            let used = used.as_str().unwrap_or("0");
+            format!("{name}: {used}/{}", hard.as_str().unwrap_or_default())
+        });
+    let mut parts: Vec<String> = parts.collect();
+    parts.sort();
+    parts.join(", ")
 }
 
 fn pod() -> Vec<Column> {

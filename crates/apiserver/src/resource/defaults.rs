@@ -27,6 +27,10 @@ pub(super) fn fill(kind: &str, object: &mut Value) {
                 }
             });
         }
+        "ResourceQuota" => {
+            with(object, "spec", |_| {});
+            with(object, "status", |_| {});
+        }
         "Lease" => with(object, "spec", |_| {}),
         "Node" => with(object, "status", node_status),
         "Event" => event(object),

@@ -30,6 +30,7 @@ pub(super) fn check(resource: &Resource, new: &Value, old: Option<&Value>) -> Ve
         ("", "PersistentVolumeClaim") => claim(new, old),
         ("", "PersistentVolume") => volume(new),
         ("", "Endpoints") => endpoints(new),
+        ("", "ResourceQuota") => crate::quota::errors(new),
         ("", "Node") => taints(new),
         ("", "Event") => event(new, "involvedObject"),
         ("events.k8s.io", "Event") => {

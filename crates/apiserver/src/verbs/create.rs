@@ -6,6 +6,7 @@ use stoke_store::Key;
 
 use crate::admission;
 use crate::object::{self, Light};
+use crate::quota;
 use crate::registry::DEFINITIONS;
 use crate::reply::{Document, Reply};
 use crate::request::{Body, WriteOptions};
@@ -47,6 +48,10 @@ pub(crate) async fn create(
                 let name = admission::drawn_name(&generated);
                 object["metadata"]["name"] = name.into();
                 key.name = object::name(&object).to_owned();
+            }
+            quota::charge(write, &resource, &object, options.dry_run, now)?;
+            if resource.key() == quota::QUOTAS {
+                quota::tally(write, &mut object, now)?;
             }
             if options.dry_run {
                 return match write.get(&key)? {

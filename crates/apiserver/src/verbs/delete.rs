@@ -69,7 +69,12 @@ pub(crate) async fn delete(
 fn returns_the_object(resource: &Resource) -> bool {
     matches!(
         resource.key().as_str(),
-        "pods" | "services" | "serviceaccounts" | "persistentvolumes" | "persistentvolumeclaims"
+        "pods"
+            | "services"
+            | "serviceaccounts"
+            | "persistentvolumes"
+            | "persistentvolumeclaims"
+            | "resourcequotas"
     )
 }
 

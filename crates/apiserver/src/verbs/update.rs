@@ -10,6 +10,7 @@ use stoke_store::{Key, Write};
 use crate::admission::{self, Admitted, Part, Reading};
 use crate::object;
 use crate::patch::{self, PatchError};
+use crate::quota;
 use crate::registry::DEFINITIONS;
 use crate::reply::{Document, Reply};
 use crate::request::{Body, Patch, PatchKind, WriteOptions};
@@ -95,9 +96,12 @@ fn apply(
         }
     };
     let Admitted {
-        object: new,
+        object: mut new,
         warnings,
     } = admitted?;
+    if resource.key() == quota::QUOTAS {
+        quota::tally(write, &mut new, now)?;
+    }
     if new == old {
         return Ok((Document::Stored(stored.document), warnings));
     }

@@ -10,5 +10,6 @@ mod deletion;
 mod kubectl;
 mod listing;
 mod pods;
+mod quotas;
 mod watching;
 mod world;

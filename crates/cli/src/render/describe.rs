@@ -49,14 +49,7 @@ pub fn job(view: &JobView, now: Timestamp) -> String {
     text.field("Checkpoint", &checkpoint(job));
     text.field("Saved", &saved(status, now));
     text.field("Unsaved", &unsaved(job, status, now));
-    text.field(
-        "Retries",
-        &format!(
-            "{} of {} used",
-            status.failures.min(job.spec.retries),
-            job.spec.retries
-        ),
-    );
+    text.field("Retries", &retries(job, status));
     if let Some(span) = job.spec.max_duration {
         text.field("Max duration", &span.to_string());
     }
@@ -106,6 +99,19 @@ impl Sheet {
             self.0.push_str(&grid.indented(2));
         }
     }
+}
+
+/// Of all, and of each cause that has a limit of its own.
+pub fn retries(job: &TrainJob, status: &TrainJobStatus) -> String {
+    let limit = job.spec.retries;
+    let mut text = format!("{} of {limit} used", status.failures.min(limit));
+    let limits = job.spec.retry_limits.unwrap_or_default();
+    for (cause, limit) in limits.said() {
+        let used = status.failures_by_cause.get(cause).unwrap_or(0);
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; {cause} {} of {limit}", used.min(limit));
+    }
+    text
 }
 
 fn labels(job: &TrainJob) -> String {

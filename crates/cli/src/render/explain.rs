@@ -123,6 +123,10 @@ fn story(
         );
         story.push((None, told));
     }
+    if view.job.spec.retry_limits.is_some() && !status.failures_by_cause.is_empty() {
+        let used = super::describe::retries(&view.job, status);
+        story.push((None, format!("retries: {used} (retryLimits)")));
+    }
     if let Some(next) = &status.next_attempt_at
         && next.0 > now
     {
@@ -162,6 +166,12 @@ fn attempt_story(
             at(&attempt.running_at),
             format!("attempt {number}: all workers run"),
         ));
+    }
+    if let Some(growing) = &attempt.growing {
+        let told = format!(
+            "attempt {number}: there was room for more workers; a checkpoint was asked for"
+        );
+        lines.push((at(&growing.asked_at), told));
     }
     if let Some(leaving) = &attempt.leaving {
         let stays = match leaving.until {
@@ -546,6 +556,22 @@ mod tests {
             told.contains("it uses others only (spotInterruptions)"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn a_job_that_limits_its_retries_by_cause() {
+        let mut job = fixtures::running();
+        job.spec.retry_limits = Some(stoke_api::trainjob::ByCause {
+            memory: Some(2),
+            program: Some(0),
+            ..Default::default()
+        });
+        assert!(!told(job.clone()).contains("retryLimits"), "nothing failed");
+        let status = job.status.as_mut().expect("a status");
+        (status.failures_by_cause).count(stoke_api::trainjob::FailureCause::Memory);
+        let told = told(job);
+        let expected = "retries: 1 of 3 used; memory 1 of 2; program 0 of 0 (retryLimits)";
+        assert!(told.contains(expected), "{told}");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::random::Random;
 use crate::support::{Engine, eventually};
 
@@ -88,4 +90,32 @@ fn jobs_submitted_around_deaths_run_exactly_once() {
             job["status"]
         );
     }
+}
+
+/// What an engine that was killed at the wrong moment leaves behind goes at the next start; nobody's data does.
+#[test]
+fn what_nobody_owns_is_swept_at_the_start_and_data_is_not() {
+    let engine = Engine::start();
+    let spec = json!({
+        "command": ["sh", "-c", "echo weights > /ckpt/file"], "checkpoint": {"path": "/ckpt", "size": "1Mi", "onDelete": "keep"},
+    });
+    engine.run("keeper", &spec);
+    engine.wait_for_phase("keeper", "Complete");
+    engine.stoke(&["delete", "keeper"]);
+    engine.kill();
+    let volumes = engine.data_dir().join("volumes/default");
+    let pod = engine
+        .data_dir()
+        .join("pods/3e1f0c52-0000-4000-8000-000000000000");
+    std::fs::create_dir_all(pod.join("logs/worker")).expect("made");
+    std::fs::create_dir_all(volumes.join("half-made")).expect("made");
+    std::fs::create_dir_all(volumes.join("mine")).expect("made");
+    std::fs::write(volumes.join("mine/file"), "data").expect("written");
+    engine.up();
+    eventually("orphans to go", || {
+        (!pod.exists() && !volumes.join("half-made").exists()).then_some(())
+    });
+    assert!(volumes.join("mine/file").exists(), "data is kept");
+    let kept = volumes.join("keeper-checkpoint/file");
+    assert!(kept.exists(), "a volume that was to be kept is");
 }

@@ -18,6 +18,7 @@ mod interruptions;
 mod kubectl;
 mod memory;
 mod memory_guard;
+mod quotas;
 #[path = "../support/random.rs"]
 mod random;
 mod recovering;

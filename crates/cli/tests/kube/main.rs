@@ -13,6 +13,7 @@ mod draining;
 mod failing;
 #[path = "../support/growing.rs"]
 mod growing;
+mod hanging;
 mod installing;
 #[path = "../support/interrupted.rs"]
 mod interrupted;

@@ -63,6 +63,7 @@ pub fn node(name: &str, gpus: u32) -> Node {
 }
 
 /// A world in memory: what an API server would hold, and the clock.
+#[derive(Clone)]
 pub struct Stage {
     pub jobs: BTreeMap<String, TrainJob>,
     pub pods: BTreeMap<String, Pod>,
@@ -176,6 +177,9 @@ impl Stage {
             Wanted::Log { rank, pod, .. } => {
                 let log = self.logs.get(pod);
                 Read::Log(*rank, log.map(|log| LogScan::read(log.as_bytes())))
+            }
+            Wanted::Silence { rank, pod, .. } => {
+                Read::Silence(*rank, self.logs.get(pod).map(String::is_empty))
             }
             Wanted::Events { rank, node, .. } => {
                 let events = self.events.get(node).cloned();

@@ -162,7 +162,13 @@ impl<'a> Turn<'a> {
                     self.logs.clear();
                     self.end(ending);
                 }
-                None => self.heed(&attempt),
+                None => {
+                    self.logs = evidence::silences(self, &attempt);
+                    if !self.logs.is_empty() {
+                        return;
+                    }
+                    self.heed(&attempt);
+                }
             }
         }
         if !self.status.phase.is_final() {

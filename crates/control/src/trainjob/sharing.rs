@@ -312,6 +312,57 @@ fn an_elastic_gang_grows_where_there_is_room() {
 }
 
 #[test]
+fn an_elastic_gang_that_answers_is_asked_for_a_checkpoint_before_it_grows() {
+    let mut stage = with_room_to_grow();
+    // The checkpoint that is known is not of this moment.
+    stage.pass(600);
+    insta::assert_snapshot!(stage.turn("g"), @r"
+    Running (WorkersRunning) 2/2 failures 0: all 2 workers run; there is room for more, and a checkpoint to go on from was asked for, by 2027-01-15T09:10:31Z
+      ask pod g-1-0 for a checkpoint
+      ask pod g-1-1 for a checkpoint
+      again in 30s
+    ");
+    let asked = attempt(&stage, "g").growing.expect("it was asked");
+    // Nobody has answered yet.
+    stage.pass(5);
+    stage.turn("g");
+    assert_eq!(attempt(&stage, "g").growing, Some(asked.clone()));
+    assert_eq!(attempt(&stage, "g").outcome, None);
+    // It did in time, and goes on from that, whatever the clocks of its machines show.
+    let mut answered = stage.clone();
+    for pod in ["g-1-0", "g-1-1"] {
+        answered.save_by(pod, -7200);
+    }
+    answered.pass(2);
+    answered.turn("g");
+    assert_eq!(attempt(&answered, "g").nodes, ["n1", "n1", "n2"]);
+    // It did not: it runs on, as long as it would have without.
+    stage.pass(60);
+    stage.turn("g");
+    assert_eq!(attempt(&stage, "g").nodes.len(), 2);
+    assert_eq!(
+        attempt(&stage, "g").growing,
+        Some(asked),
+        "it is not asked again soon"
+    );
+    stage.pass(1800);
+    stage.turn("g");
+    assert_eq!(attempt(&stage, "g").nodes.len(), 3);
+}
+
+#[test]
+fn an_elastic_gang_that_never_saved_is_not_asked_before_it_grows() {
+    let mut stage = Stage::new([named("g", elastic(1, 3))], [node("n1", 2)]);
+    stage.turn("g");
+    run(&mut stage, "g");
+    stage.nodes.insert("n2".to_owned(), node("n2", 2));
+    stage.pass(600);
+    let told = stage.turn("g");
+    assert!(!told.contains("checkpoint"), "{told}");
+    assert_eq!(attempt(&stage, "g").growing, None);
+}
+
+#[test]
 fn an_autoscaler_brings_no_spot_machines_to_a_job_that_lost_too_many() {
     for (lost, stays_off) in [(1, false), (2, true)] {
         let spec = json!({"image": "train", "command": ["train"], "gpus": 8, "gpuTypes": ["l4"],

@@ -26,6 +26,8 @@ pub const WORKERS_MAX: usize = 8;
 /// As much of each: what a program says of its end is in its last lines. They are not cut to a length, for that would take away the end.
 const LINES_MAX: i64 = 10_000;
 const CHUNK: usize = 64 << 10;
+/// Any will do to know that there are some.
+const BYTES_OF_LIFE: i64 = 16;
 /// For all of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,13 @@ pub enum Wanted {
         pod: String,
         container: String,
     },
+    /// Whether its log has anything of the last so many seconds, by its node's clock.
+    Silence {
+        rank: u32,
+        pod: String,
+        container: String,
+        seconds: u64,
+    },
     Events {
         rank: u32,
         pod_uid: String,
@@ -52,6 +61,8 @@ pub enum Wanted {
 #[derive(Debug, Clone)]
 pub enum Read {
     Log(u32, Option<LogDigest>),
+    /// It has nothing; none where that could not be asked.
+    Silence(u32, Option<bool>),
     /// Reasons and messages.
     Events(u32, Vec<(String, String)>),
 }
@@ -63,6 +74,8 @@ pub struct Tails {
     /// By rank; none where it could not be read.
     logs: BTreeMap<u32, Option<LogDigest>>,
     events: BTreeMap<u32, Vec<(String, String)>>,
+    /// By rank: whether it was silent.
+    silences: BTreeMap<u32, Option<bool>>,
 }
 
 impl Tails {
@@ -74,6 +87,7 @@ impl Tails {
         for read in read {
             match read {
                 Read::Log(rank, log) => drop(tails.logs.insert(rank, log)),
+                Read::Silence(rank, is_silent) => drop(tails.silences.insert(rank, is_silent)),
                 Read::Events(rank, events) => drop(tails.events.insert(rank, events)),
             }
         }
@@ -88,6 +102,7 @@ impl Tails {
         }
         self.logs.extend(later.logs);
         self.events.extend(later.events);
+        self.silences.extend(later.silences);
         self
     }
 
@@ -99,6 +114,16 @@ impl Tails {
     pub fn get(&self, attempt: u32, rank: u32) -> Option<&LogDigest> {
         let read = (self.attempt == attempt).then(|| self.logs.get(&rank));
         read.flatten()?.as_ref()
+    }
+
+    /// Was it asked whether its log is silent?
+    pub fn has_silence(&self, attempt: u32, rank: u32) -> bool {
+        self.attempt == attempt && self.silences.contains_key(&rank)
+    }
+
+    /// Is its log known to be silent? What could not be asked is not.
+    pub fn is_silent(&self, attempt: u32, rank: u32) -> bool {
+        self.attempt == attempt && self.silences.get(&rank) == Some(&Some(true))
     }
 
     /// Were its Events read, or at least tried?
@@ -140,6 +165,24 @@ async fn try_one(hub: &Hub, job: &TrainJob, wanted: Wanted, deadline: Instant) -
                 );
             });
             Read::Log(rank, read.ok())
+        }
+        Wanted::Silence {
+            rank,
+            pod,
+            container,
+            seconds,
+        } => {
+            let read = in_time(deadline, is_silent(hub, job, &pod, container, seconds)).await;
+            let read = read.inspect_err(|why| {
+                let job = job.name();
+                tracing::warn!(
+                    job,
+                    pod,
+                    why,
+                    "its log could not be read, so it is not known whether it hangs"
+                );
+            });
+            Read::Silence(rank, read.ok())
         }
         Wanted::Events {
             rank,
@@ -192,6 +235,25 @@ async fn log(hub: &Hub, job: &TrainJob, pod: &str, container: String) -> Result<
     Ok(scan.finish())
 }
 
+async fn is_silent(
+    hub: &Hub,
+    job: &TrainJob,
+    pod: &str,
+    container: String,
+    seconds: u64,
+) -> Result<bool, String> {
+    let api: Api<Pod> = Api::namespaced(hub.client.clone(), job.namespace());
+    let parameters = LogParams {
+        container: Some(container),
+        since_seconds: Some(i64::try_from(seconds).unwrap_or(i64::MAX)),
+        limit_bytes: Some(BYTES_OF_LIFE),
+        ..LogParams::default()
+    };
+    let log = api.logs(pod, &parameters).await;
+    log.map(|log| log.is_empty())
+        .map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +264,15 @@ mod tests {
         let both = first.and(Tails::of(1, [Read::Log(1, None)]));
         assert!(both.has(1, 0) && both.has(1, 1));
         assert!(both.get(1, 0).is_some() && both.get(1, 1).is_none());
+        let silent = (both.clone()).and(Tails::of(1, [Read::Silence(0, Some(true))]));
+        let silent = silent.and(Tails::of(1, [Read::Silence(1, None)]));
+        assert!(silent.has_silence(1, 0) && silent.has_silence(1, 1));
+        assert!(silent.is_silent(1, 0), "it was asked, and had nothing");
+        assert!(
+            !silent.is_silent(1, 1),
+            "what could not be asked is not known"
+        );
+        assert!(!silent.is_silent(2, 0), "of another attempt");
         let event = ("SystemOOM".to_owned(), String::new());
         let told = both.and(Tails::of(1, [Read::Events(0, vec![event])]));
         assert!(told.has(1, 0) && told.has_events(1, 0) && !told.has_events(1, 1));

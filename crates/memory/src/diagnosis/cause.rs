@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use stoke_api::trainjob::FailureCause;
+
 /// What ended a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
@@ -98,6 +100,31 @@ impl Cause {
             Self::NotStarted => "NotStarted",
             Self::Overdue => "Overdue",
             Self::Unknown => "Unknown",
+        }
+    }
+
+    /// What a failure of this counts as, for a job that limits its retries by cause.
+    pub fn counts_as(self) -> FailureCause {
+        match self {
+            Self::ContainerLimit
+            | Self::ChildKilled
+            | Self::NodeOutOfMemory
+            | Self::NodePressure(Resource::Memory)
+            | Self::SharedMemory
+            | Self::HostAllocation => FailureCause::Memory,
+            Self::GpuOutOfMemory { .. } => FailureCause::GpuMemory,
+            Self::EphemeralStorage
+            | Self::CheckpointVolume
+            | Self::NodePressure(Resource::Storage) => FailureCause::Storage,
+            Self::NotStarted => FailureCause::Start,
+            Self::NodePressure(Resource::Processes)
+            | Self::Preempted
+            | Self::Crash
+            | Self::KilledByPerson
+            | Self::NodeLost
+            | Self::Disrupted
+            | Self::Overdue
+            | Self::Unknown => FailureCause::Program,
         }
     }
 

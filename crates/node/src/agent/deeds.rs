@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use stoke_api::Bytes;
 use stoke_api::contract::checkpoints::Saved;
 use stoke_api::names::{
-    CHECKPOINT_REQUEST_ANNOTATION, LAST_CHECKPOINT_ANNOTATION, MEMORY_RISK_ANNOTATION,
-    SAVED_ANNOTATION,
+    CHECKPOINT_REQUEST_ANNOTATION, IDLE_ANNOTATION, LAST_CHECKPOINT_ANNOTATION,
+    MEMORY_RISK_ANNOTATION, SAVED_ANNOTATION,
 };
 use stoke_api::risk::MemoryRisk;
 use stoke_memory::guard::Action;
@@ -154,6 +154,11 @@ pub(super) fn seen(saved: &Saved) -> [(&'static str, Value); 2] {
         (LAST_CHECKPOINT_ANNOTATION, saved.at.clone().into()),
         (SAVED_ANNOTATION, text.into()),
     ]
+}
+
+/// That a worker does nothing, or that it does something again.
+pub(super) fn idle(told: Option<&str>) -> (&'static str, Value) {
+    (IDLE_ANNOTATION, told.map_or(Value::Null, Value::from))
 }
 
 fn resize(container: &str, bytes: u64, is_promised: bool) -> Value {

@@ -315,6 +315,7 @@ mod tests {
         let outcome = Outcome::Measured {
             cgroup: Box::new(CgroupSpec::foreign(CgroupVersion::V2, "/x".into())),
             sample,
+            cpu_usec: None,
             said: JobStatus::default(),
         };
         let reading = Reading {

@@ -13,8 +13,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use stoke_api::contract::JobStatus;
 use stoke_api::digest::PodDigest;
+use stoke_api::names::IDLE_ANNOTATION;
 use stoke_memory::Verdict;
 use stoke_memory::guard::{Neighbour, NodeGuard, Shortage};
 
@@ -23,6 +25,7 @@ use super::layout::{Container, Qos};
 use super::neighbours::{NodeLook, Place};
 use super::outbox::Outbox;
 use crate::cgroup::{CgroupSpec, MemorySample};
+use crate::idle::{Eyes, Idle};
 use crate::vigil::{self, Vigil};
 
 use entry::{Around, Entry, Running};
@@ -74,6 +77,8 @@ pub(super) struct Target {
     pub(super) is_worker: bool,
     /// What it used when it was last looked at, page cache included.
     pub(super) usage: u64,
+    /// It is to be known whether it does anything, and time for a look.
+    pub(super) wants_cpu: bool,
 }
 
 /// What the sampler found.
@@ -104,6 +109,8 @@ pub(super) enum Outcome {
         cgroup: Box<CgroupSpec>,
         sample: MemorySample,
         said: JobStatus,
+        /// Where that was asked for and is known.
+        cpu_usec: Option<u64>,
     },
     /// It is not there: not made yet, or gone already.
     Absent,
@@ -158,6 +165,7 @@ impl Roster {
             worker: vigil::terms(pod, REACT),
             risk: vigil::own_risk(annotated_risk(pod).as_ref()),
             told: annotated_risk(pod),
+            idle: pod.annotations().get(IDLE_ANNOTATION).cloned(),
             outbox: Outbox::default(),
             objection: None,
             running: BTreeMap::new(),
@@ -194,6 +202,7 @@ impl Roster {
         for (id, name) in running {
             let worker = entry.worker.as_ref().filter(|(worker, _)| *worker == name);
             let terms = worker.map(|(_, terms)| *terms);
+            let idle = worker.and_then(|_| Idle::of(pod, Eyes::Agent));
             let is_in_danger = vigil::is_danger(entry.risk.as_ref());
             entry.running.entry(id).or_insert_with(|| {
                 let mut vigil = Vigil::new(terms);
@@ -205,6 +214,7 @@ impl Roster {
                     cgroup: None,
                     latest: None,
                     vigil,
+                    idle,
                     sought: None,
                     trouble: None,
                     missed: 0,
@@ -265,13 +275,14 @@ impl Roster {
         entry.outbox.next_after(deed)
     }
 
-    pub(super) fn targets(&self) -> Vec<Target> {
-        self.targets_where(|_| true)
+    /// Everyone. `at` is since any fixed moment.
+    pub(super) fn targets(&self, at: Duration) -> Vec<Target> {
+        self.targets_where(Some(at), |_| true)
     }
 
     /// Those that may be full before the next second is over, and for whom something can be done.
     pub(super) fn alert(&self) -> Vec<Target> {
-        self.targets_where(Vigil::is_alert)
+        self.targets_where(None, Vigil::is_alert)
     }
 
     pub(super) fn is_any_alert(&self) -> bool {
@@ -279,7 +290,7 @@ impl Roster {
         all.any(|running| running.vigil.is_alert())
     }
 
-    fn targets_where(&self, is_wanted: fn(&Vigil) -> bool) -> Vec<Target> {
+    fn targets_where(&self, at: Option<Duration>, is_wanted: fn(&Vigil) -> bool) -> Vec<Target> {
         let targets = self.pods.iter().flat_map(|(uid, entry)| {
             let wanted = entry
                 .running
@@ -295,6 +306,8 @@ impl Roster {
                 cgroup: running.cgroup.clone(),
                 is_worker: entry.worker_name() == Some(&running.name),
                 usage: running.latest.map_or(0, |sample| sample.usage_bytes),
+                wants_cpu: (running.idle.as_ref().zip(at))
+                    .is_some_and(|(idle, at)| idle.is_due(at)),
             })
         });
         targets.collect()

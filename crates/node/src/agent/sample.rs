@@ -166,20 +166,31 @@ impl Sampler {
         said.unwrap_or_default()
     }
 
+    /// Of version 1: a kubelet makes the same group below every controller.
+    fn accounting(&self, memory: &Path) -> Option<PathBuf> {
+        let group = memory.strip_prefix(self.mount.join("memory")).ok()?;
+        Some(self.mount.join("cpuacct").join(group))
+    }
+
     fn look(&mut self, target: &Target) -> Outcome {
         let cgroup = match &target.cgroup {
             Some(known) => known.clone(),
             None => match self.layout.find(&target.container) {
-                Ok(Some(path)) => CgroupSpec::foreign(self.layout.version, path),
+                Ok(Some(path)) => {
+                    let cpuacct = self.accounting(&path);
+                    CgroupSpec::foreign(self.layout.version, path).accounted_in(cpuacct)
+                }
                 Ok(None) => return Outcome::Absent,
                 Err(error) => return Outcome::Unreadable(causes::chain(&error)),
             },
         };
+        let cpu_usec = target.wants_cpu.then(|| cgroup.cpu_usec());
         match self.gauged(&cgroup, Gauge::read) {
             Ok(sample) => Outcome::Measured {
                 cgroup: Box::new(cgroup),
                 sample,
                 said: self.said(target),
+                cpu_usec: cpu_usec.flatten(),
             },
             Err(CgroupError::Read { source, .. }) if is_gone(&source) => Outcome::Absent,
             Err(CgroupError::Read { path, source }) => {
@@ -225,6 +236,7 @@ mod tests {
             cgroup: None,
             is_worker: true,
             usage: 0,
+            wants_cpu: false,
         }
     }
 
@@ -232,6 +244,51 @@ mod tests {
         match &reading.outcome {
             Outcome::Measured { sample, .. } => *sample,
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn cpu_time_is_read_where_it_is_wanted_on_v1_and_v2() {
+        for (group, file, text) in [
+            (
+                "cpuacct/kubepods/burstable/podu1/a",
+                "cpuacct.usage",
+                "7000000\n",
+            ),
+            (
+                "kubepods/burstable/podu1/a",
+                "cpu.stat",
+                "usage_usec 7000\nuser_usec 1\n",
+            ),
+        ] {
+            let tree = tempfile::tempdir().unwrap();
+            let is_v1 = file.starts_with("cpuacct");
+            if is_v1 {
+                let memory = tree.path().join("memory");
+                write(&memory, &[("memory.usage_in_bytes", "1")]);
+                let used = [
+                    ("memory.usage_in_bytes", "1000\n"),
+                    ("memory.stat", "total_rss 600\n"),
+                ];
+                write(&memory.join("kubepods/burstable/podu1/a"), &used);
+            } else {
+                write(tree.path(), &[("cgroup.controllers", "cpu memory")]);
+                let used = [("memory.current", "1000\n"), ("memory.stat", "anon 600\n")];
+                write(&tree.path().join(group), &used);
+            }
+            write(&tree.path().join(group), &[(file, text)]);
+            let mut sampler = Sampler::new(tree.path().to_owned(), None).unwrap();
+            for wants_cpu in [true, false] {
+                let wanted = Target {
+                    wants_cpu,
+                    ..target("a")
+                };
+                let readings = sampler.pass(vec![wanted]);
+                let Outcome::Measured { cpu_usec, .. } = &readings[0].outcome else {
+                    panic!("{readings:?}");
+                };
+                assert_eq!(*cpu_usec, wants_cpu.then_some(7000), "{file}");
+            }
         }
     }
 

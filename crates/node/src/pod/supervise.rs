@@ -17,7 +17,7 @@ use super::watched::Deed;
 use super::{Backoff, Next, Stopping, Worker};
 use crate::causes::chain;
 use crate::checkpoint;
-use crate::idle::Idle;
+use crate::idle::{Eyes, Idle};
 use crate::probe::{self, Finding, Report};
 use crate::shim::protocol::{ContainerState, Request, ShimStatus};
 use crate::shim::{self, Connection, Life};
@@ -172,7 +172,7 @@ impl Worker {
             gpus: self.gpus.clone(),
             source: self.shared.gpu_source.clone(),
             watched: self.watched.clone(),
-            idle: Idle::of(&self.pod),
+            idle: Idle::of(&self.pod, Eyes::Node),
         };
         // It ends by itself once nobody listens.
         tokio::spawn(sampler.run(usage_to, deeds_to));

@@ -25,6 +25,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
@@ -32,12 +33,16 @@ use crate::events::Recorder;
 use crate::remove::remove_tree;
 use crate::spec;
 use crate::status;
+use crate::sweep;
 
 const PROVISIONER: &str = "stokehold.dev/directory";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// How soon a claim that could not be handled, or is still in use, is looked at again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// How often it is looked for what claims left behind.
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// (namespace, claim name).
 type ClaimKey = (String, String);
@@ -85,10 +90,19 @@ impl Provisioner {
         let mut stream = pin!(watcher(claims, watcher::Config::default()).default_backoff());
         let mut known: BTreeMap<ClaimKey, PersistentVolumeClaim> = BTreeMap::new();
         let mut again: BTreeSet<ClaimKey> = BTreeSet::new();
+        // Whether all claims are known: without that, none can be told to be gone.
+        let mut is_whole = false;
+        let mut told = BTreeSet::new();
+        let mut sweeps = tokio::time::interval_at(Instant::now() + SWEEP_EVERY, SWEEP_EVERY);
+        sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let event = tokio::select! {
                 () = shutdown.cancelled() => return,
                 event = stream.next() => event,
+                _ = sweeps.tick(), if is_whole => {
+                    self.sweep(&known, &mut told).await;
+                    continue;
+                }
                 () = tokio::time::sleep(AGAIN_AFTER), if !again.is_empty() => {
                     for key in std::mem::take(&mut again) {
                         if let Some(claim) = known.get(&key)
@@ -103,7 +117,10 @@ impl Provisioner {
             match event {
                 None => return,
                 Some(Err(error)) => tracing::debug!(%error, "the watch on claims was interrupted"),
-                Some(Ok(watcher::Event::Init)) => known.clear(),
+                Some(Ok(watcher::Event::Init)) => {
+                    is_whole = false;
+                    known.clear();
+                }
                 Some(Ok(watcher::Event::InitApply(claim) | watcher::Event::Apply(claim))) => {
                     let key = key(&claim);
                     if !self.handle(&claim).await {
@@ -112,9 +129,8 @@ impl Provisioner {
                     known.insert(key, claim);
                 }
                 Some(Ok(watcher::Event::InitDone)) => {
-                    if let Err(error) = self.reclaim_lost(&known).await {
-                        tracing::warn!(error = %chain(&error), "volumes of vanished claims were not looked at");
-                    }
+                    is_whole = true;
+                    self.sweep(&known, &mut told).await;
                 }
                 Some(Ok(watcher::Event::Delete(claim))) => {
                     known.remove(&key(&claim));
@@ -375,6 +391,31 @@ impl Provisioner {
         };
         if let Err(error) = reclaimed.await {
             tracing::warn!(volume = name, error = %chain(&error), "a volume could not be reclaimed; it is tried again at the next start");
+        }
+    }
+
+    /// What claims left behind that went while nobody looked, or could not be reclaimed then. `told` are directories that were spoken of.
+    async fn sweep(
+        &self,
+        known: &BTreeMap<ClaimKey, PersistentVolumeClaim>,
+        told: &mut BTreeSet<PathBuf>,
+    ) {
+        let swept = async {
+            self.reclaim_lost(known).await?;
+            let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+            let volumes = volumes.list(&ListParams::default()).await?;
+            let named = volumes.iter().filter_map(directory).collect();
+            Ok::<_, ClaimError>(sweep::volumes(&self.root, &named))
+        };
+        match swept.await {
+            Ok(kept) => {
+                for path in kept.into_iter().filter(|path| told.insert(path.clone())) {
+                    tracing::info!(path = %path.display(), "no volume names this directory; there is data in it, and it is kept");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "volumes of vanished claims were not looked at");
+            }
         }
     }
 

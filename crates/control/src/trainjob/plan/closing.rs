@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use stoke_api::trainjob::{Attempt, Outcome, Phase};
+use stoke_api::trainjob::{Attempt, FailureCause, Outcome, Phase};
 use stoke_api::{Reason, Span};
 
 use stoke_memory::Diagnosis;
@@ -63,7 +63,13 @@ impl Turn<'_> {
                 u64::try_from(at.duration_since(running.0).as_secs()).unwrap_or(0);
         }
         attempt.diagnosis = diagnosis.as_ref().map(Diagnosis::finding);
-        self.status.failures += u32::from(outcome == Outcome::Failed);
+        if outcome == Outcome::Failed {
+            self.status.failures += 1;
+            attempt.failed_for = failed_for(reason, diagnosis.as_ref());
+            if let Some(cause) = attempt.failed_for {
+                self.status.failures_by_cause.count(cause);
+            }
+        }
         self.status.spot_interruptions += u32::from(is_reclaimed);
         self.status.ready = telling::none_of(attempt.nodes.len());
         let last_phase = last_phase.or_else(|| {
@@ -147,10 +153,27 @@ impl Turn<'_> {
             .attempts
             .last()
             .and_then(|attempt| attempt.outcome);
-        last == Some(Outcome::Failed) && self.status.failures > self.job.spec.retries
+        let is_over = self.status.failures > self.job.spec.retries || self.is_at_a_limit();
+        last == Some(Outcome::Failed) && is_over
+    }
+
+    /// What the last attempt failed for, how often that may be tried again, and how often it was seen; where that has a limit of its own.
+    pub(super) fn last_of_its_cause(&self) -> Option<(FailureCause, u32, u32)> {
+        let cause = self.status.attempts.last()?.failed_for?;
+        let limit = self.job.spec.retry_limits?.get(cause)?;
+        let failures = self.status.failures_by_cause.get(cause).unwrap_or(0);
+        Some((cause, limit, failures))
+    }
+
+    fn is_at_a_limit(&self) -> bool {
+        let last = self.last_of_its_cause();
+        last.is_some_and(|(_, limit, failures)| failures > limit)
     }
 
     pub(super) fn fail_for_good(&mut self) {
+        let last = self.last_of_its_cause();
+        // Where all of its retries are used up as well, that is the shorter thing to say, and the cause is told with it.
+        let limit = last.filter(|_| self.status.failures <= self.job.spec.retries);
         let fresh = self.status.phase == Phase::Restarting;
         let message = telling::given_up(&self.status);
         let at = self
@@ -159,7 +182,10 @@ impl Turn<'_> {
             .last()
             .and_then(|attempt| attempt.finished_at.clone());
         let at = at.map_or(self.now, |time| time.0);
-        if fresh && self.job.spec.retries == 0 {
+        if let Some((cause, limit, failures)) = limit {
+            let message = telling::limit_reached(cause, limit, failures, &self.status);
+            self.finish(Phase::Failed, Reason::RetryLimitReached, message, at);
+        } else if fresh && self.job.spec.retries == 0 {
             let reason = self.status.reason.clone();
             self.finish(Phase::Failed, Reason::WorkerFailed, message, at);
             self.status.reason = reason;
@@ -195,5 +221,13 @@ impl Turn<'_> {
             }
             _ => self.wake_at(due),
         }
+    }
+}
+
+/// What a failed attempt counts as. One that ran for as long as its job may is the job's end anyway.
+fn failed_for(reason: Reason, diagnosis: Option<&Diagnosis>) -> Option<FailureCause> {
+    match diagnosis {
+        Some(diagnosis) => Some(diagnosis.cause.counts_as()),
+        None => (reason == Reason::Hung).then_some(FailureCause::Hung),
     }
 }

@@ -375,17 +375,28 @@ pub fn never_started(attempt: &Attempt) -> bool {
     attempt.running_at.is_none() && exit.is_some_and(|exit| exit.reason == NOT_STARTED)
 }
 
-/// All that is left of the gang does nothing, and has not for as long as its author allows.
+fn unfinished<'a, 'w>(ranks: &'a [Option<Worker<'w>>]) -> impl Iterator<Item = &'a Worker<'w>> {
+    ranks.iter().flatten().filter(|it| !it.is_finished())
+}
+
+/// All that is left of the gang does nothing, and has not for as long as its author allows. On one machine its node sees all of that; on a
+/// cluster the nodes' agents do not see the logs, which are asked for when all agree on the rest.
 fn hung(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Option<Ending> {
     turn.job.spec.hung_after?;
     attempt.running_at.as_ref()?;
-    let mut running = ranks.iter().flatten().filter(|it| !it.is_finished());
+    let mut running = unfinished(ranks);
     let first = running.next()?;
     let seen = first.idle()?;
     if !running.all(|worker| worker.idle().is_some()) {
         return None;
     }
-    let message = telling::hung(first.rank, seen);
+    let is_told_all = turn.config.home == Home::Machine;
+    let is_silent =
+        |worker: &Worker<'_>| (turn.observed.tails).is_silent(attempt.number, worker.rank);
+    if !is_told_all && !unfinished(ranks).all(is_silent) {
+        return None;
+    }
+    let message = telling::hung(first.rank, seen, !is_told_all);
     Some(Ending {
         exit: Some(Exit {
             rank: first.rank,

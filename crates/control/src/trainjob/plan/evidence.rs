@@ -1,4 +1,6 @@
-//! What is known of a worker that has failed: of its pod, of what its node measured, and of its log.
+//! What is known of a worker that has failed, or may hang: of its pod, of what its node measured, and of its log.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use stoke_api::Bytes;
@@ -8,6 +10,7 @@ use stoke_memory::{Evidence, LeakRate, Usage, events_may_tell};
 
 use super::Turn;
 use super::ending::SAME_END;
+use crate::config::Home;
 use crate::trainjob::tail::{EVENTS_MAX, WORKERS_MAX, Wanted};
 use crate::trainjob::workers::{Stage, Worker};
 
@@ -58,6 +61,50 @@ pub fn logs(turn: &Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
         })
     });
     events.collect()
+}
+
+/// How often the logs are asked for of workers that do nothing but write to them, in parts of `hungAfter`.
+const SILENCE_PART: u64 = 4;
+const SILENCE_EVERY_MIN: Duration = Duration::from_secs(10);
+const SILENCE_EVERY_MAX: Duration = Duration::from_secs(600);
+
+/// On a cluster, the logs that show whether a gang of which every worker is said to do nothing does so: a few at a time, and none once
+/// one has something in it.
+pub fn silences(turn: &mut Turn<'_>, attempt: &Attempt) -> Vec<Wanted> {
+    let Some(after) = turn.job.spec.hung_after else {
+        return Vec::new();
+    };
+    if turn.config.home == Home::Machine || attempt.running_at.is_none() {
+        return Vec::new();
+    }
+    let ranks = turn.ranks(attempt);
+    let running: Vec<&Worker<'_>> = (ranks.iter().flatten())
+        .filter(|worker| !worker.is_finished())
+        .collect();
+    if running.is_empty() || running.iter().any(|worker| worker.idle().is_none()) {
+        return Vec::new();
+    }
+    let tails = &turn.observed.tails;
+    let (asked, unasked): (Vec<&Worker<'_>>, Vec<&Worker<'_>>) =
+        (running.into_iter()).partition(|worker| tails.has_silence(attempt.number, worker.rank));
+    if asked
+        .iter()
+        .any(|worker| !tails.is_silent(attempt.number, worker.rank))
+    {
+        let every = Duration::from_secs(after.seconds / SILENCE_PART);
+        let every = every.clamp(SILENCE_EVERY_MIN, SILENCE_EVERY_MAX);
+        turn.wake_at(super::after(turn.now, every));
+        return Vec::new();
+    }
+    let wanted = unasked.iter().take(WORKERS_MAX).filter_map(|worker| {
+        Some(Wanted::Silence {
+            rank: worker.rank,
+            pod: worker.name().to_owned(),
+            container: worker.pod.spec.containers.first()?.to_string(),
+            seconds: after.seconds,
+        })
+    });
+    wanted.collect()
 }
 
 /// All that is known of a worker that has failed.

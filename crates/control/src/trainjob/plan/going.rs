@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
 use stoke_api::trainjob::{Attempt, Framework, Network, Phase};
@@ -78,7 +79,7 @@ impl Turn<'_> {
         self.note_succeeded(&ranks);
         if started || attempt.running_at.is_some() {
             let saves = self.job.spec.checkpoint.is_some();
-            let (reason, message) = standing(attempt, ranks.len(), saves);
+            let (reason, message) = standing(attempt, ranks.len(), saves, self.now);
             self.say(Phase::Running, reason, message);
         } else if let Some(limit) = self.awaits_nodes(attempt) {
             let waiting = present().find(|worker| worker.pod.node().is_none());
@@ -217,11 +218,16 @@ impl Turn<'_> {
 }
 
 /// What is said of an attempt that runs: that it does, or for how long.
-fn standing(attempt: &Attempt, workers: usize, saves: bool) -> (Reason, String) {
+fn standing(attempt: &Attempt, workers: usize, saves: bool, now: Timestamp) -> (Reason, String) {
     let leaving = attempt.leaving.as_ref().filter(|it| it.until.is_some());
     match (leaving, &attempt.preemption) {
         (Some(leaving), _) => (Reason::NodeLeaving, telling::leaving(leaving, saves)),
         (None, Some(preemption)) => (Reason::Preempted, telling::giving_way(preemption)),
-        (None, None) => (Reason::WorkersRunning, telling::running(workers)),
+        (None, None) => {
+            let growing = attempt.growing.as_ref();
+            let until = growing.and_then(|it| it.until.as_ref());
+            let until = until.map(|until| until.0).filter(|until| *until > now);
+            (Reason::WorkersRunning, telling::running(workers, until))
+        }
     }
 }

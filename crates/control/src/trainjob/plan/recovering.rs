@@ -22,7 +22,7 @@ impl Turn<'_> {
             return Ok(());
         };
         // That its retries are used up is said in other words.
-        let left = (self.job.spec.retries + 1).saturating_sub(self.status.failures);
+        let left = self.retries_left();
         if diagnosis.blame == Blame::Job && left == 0 {
             return Ok(());
         }
@@ -64,6 +64,15 @@ impl Turn<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// How many more failures like the last the job may have: by its retries, and by the limit of its cause.
+    fn retries_left(&self) -> u32 {
+        let all = (self.job.spec.retries + 1).saturating_sub(self.status.failures);
+        let of_cause = self
+            .last_of_its_cause()
+            .map(|(_, limit, failures)| (u64::from(limit) + 1).saturating_sub(u64::from(failures)));
+        of_cause.map_or(all, |left| all.min(u32::try_from(left).unwrap_or(u32::MAX)))
     }
 
     /// An attempt that was stopped for the good of others says nothing about what helps.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::Reason;
-use stoke_api::trainjob::{Attempt, Outcome, Preemption};
+use stoke_api::trainjob::{Attempt, Growing, Outcome, Preemption};
 use stoke_sched::Plan;
 
 use super::ending::Ending;
@@ -24,6 +24,14 @@ use crate::world::{Demand, first, joined, plan_of};
 const JUST_SAVED: Duration = Duration::from_secs(60);
 /// A gang that could have more workers has them after this time, whatever it loses by it.
 const UNSAVED_MAX: Duration = Duration::from_secs(1800);
+
+/// What came of asking a gang for a checkpoint before it grows.
+enum Answer {
+    Awaited,
+    Saved,
+    /// It was not asked, or did not answer in time.
+    None,
+}
 
 impl Turn<'_> {
     /// Does what the attempt was asked to.
@@ -58,8 +66,14 @@ impl Turn<'_> {
                 self.declines = true;
             }
             Some(Demand::Grow { plan }) => {
-                if let Err(later) = self.may_grow(attempt) {
-                    return self.wake_at(later);
+                match self.save_to_grow(attempt) {
+                    Answer::Awaited => return,
+                    Answer::Saved => {}
+                    Answer::None => {
+                        if let Err(later) = self.may_grow(attempt) {
+                            return self.wake_at(later);
+                        }
+                    }
                 }
                 let whole = joined(plan_of(attempt), plan);
                 self.resize(attempt, &whole, None);
@@ -91,6 +105,42 @@ impl Turn<'_> {
         }
     }
 
+    /// Asks it to save its work before it goes on with more workers, where it can be seen to answer, and not again soon: room comes and goes.
+    /// Who does not answer in time goes on as if it had not been asked.
+    fn save_to_grow(&mut self, attempt: &Attempt) -> Answer {
+        let (now, until) = (self.now, after(self.now, self.config.save_wait));
+        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        let known = attempt.growing.as_ref();
+        let asked = known.and_then(|known| time(&known.asked_at));
+        if let Some(asked) = asked.filter(|asked| after(*asked, UNSAVED_MAX) > now) {
+            let is_over = known
+                .and_then(|it| time(&it.until))
+                .is_none_or(|at| at <= now);
+            return match self.saved_since(attempt, asked) {
+                _ if is_over => Answer::None,
+                Some(saved) if saved <= now => Answer::Saved,
+                _ => Answer::Awaited,
+            };
+        }
+        let can_answer = attempt.running_at.is_some() && self.is_seen_to_save();
+        if !can_answer || self.may_grow(attempt).is_ok() {
+            return Answer::None;
+        }
+        if let Some(attempt) = self.status.attempts.last_mut() {
+            attempt.growing = Some(Growing {
+                asked_at: Some(Time(now)),
+                until: Some(Time(until)),
+            });
+        }
+        Answer::Awaited
+    }
+
+    /// Can it be seen whether it heeds a request for a checkpoint?
+    fn is_seen_to_save(&self) -> bool {
+        let checkpoint = self.job.spec.checkpoint.as_ref();
+        checkpoint.is_some_and(|it| it.signal.is_some() || self.status.last_checkpoint.is_some())
+    }
+
     fn set_preemption(&mut self, preemption: Option<Preemption>) {
         if let Some(attempt) = self.status.attempts.last_mut() {
             attempt.preemption = preemption;
@@ -99,11 +149,7 @@ impl Turn<'_> {
 
     /// Is it still to save its work before it is told to end? Only where it can be seen that it has: who asked for the room waits.
     fn saves_first(&self, attempt: &Attempt) -> bool {
-        let Some(checkpoint) = &self.job.spec.checkpoint else {
-            return false;
-        };
-        let is_seen = checkpoint.signal.is_some() || self.status.last_checkpoint.is_some();
-        if attempt.running_at.is_none() || !is_seen {
+        if attempt.running_at.is_none() || !self.is_seen_to_save() {
             return false;
         }
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);

@@ -15,7 +15,7 @@ use stoke_api::trainjob::{Attempt, Outcome};
 use super::ending::Ending;
 use super::{Action, Turn, after, telling};
 use crate::trainjob::workers::{Stage, Worker};
-use crate::world::Shortage;
+use crate::world::{Demand, Shortage};
 
 /// Restarts in a row, each soon after the one before: whoever needs more than that gets nowhere, and is left to its limit and its retries.
 const IN_A_ROW_MAX: usize = 8;
@@ -137,7 +137,12 @@ impl Turn<'_> {
         let leaving = leaving.and_then(|it| Some((time(&it.asked_at)?, time(&it.until))));
         let preemption = attempt.preemption.as_ref();
         let preemption = preemption.and_then(|it| Some((time(&it.asked_at)?, time(&it.until))));
-        let asked = leaving.into_iter().chain(preemption);
+        // Room that is not there any more is nothing to save for.
+        let is_offered = matches!(self.observed.demand, Some(Demand::Grow { .. }));
+        let growing = attempt.growing.as_ref().filter(|_| is_offered);
+        let growing = growing.and_then(|it| Some((time(&it.asked_at)?, time(&it.until))));
+        let growing = growing.filter(|(_, until)| until.is_some_and(|until| until > self.now));
+        let asked = leaving.into_iter().chain(preemption).chain(growing);
         asked.reduce(|(one, by), (other, too)| {
             let first = by.into_iter().chain(too).min();
             (one.max(other), first)

@@ -8,7 +8,9 @@ use std::ops::RangeInclusive;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoke_api::condition::{self, ConditionType};
-use stoke_api::trainjob::{Attempt, Leaving, Phase, Preemption, TrainJobStatus, Waiting};
+use stoke_api::trainjob::{
+    Attempt, FailureCause, Leaving, Phase, Preemption, TrainJobStatus, Waiting,
+};
 use stoke_api::{Reason, Span};
 use stoke_sched::Wait;
 
@@ -138,10 +140,17 @@ pub fn none_of(count: usize) -> String {
     format!("0/{count}")
 }
 
-pub fn running(count: usize) -> String {
-    match count {
+/// `grows_by`: until when it is waited for a checkpoint, to go on from with more workers.
+pub fn running(count: usize, grows_by: Option<Timestamp>) -> String {
+    let runs = match count {
         1 => "its worker runs".to_owned(),
         _ => format!("all {count} workers run"),
+    };
+    match grows_by {
+        None => runs,
+        Some(by) => format!(
+            "{runs}; there is room for more, and a checkpoint to go on from was asked for, by {by:.0}"
+        ),
     }
 }
 
@@ -258,9 +267,15 @@ pub fn moved(leaving: &Leaving, saves: bool, saved: Option<Timestamp>) -> String
     format!("node {node} goes away, says {by}: {why}; {goes_on}")
 }
 
-pub fn hung(rank: u32, seen: &str) -> String {
+/// `is_silent`: that nothing was logged either was found out here.
+pub fn hung(rank: u32, seen: &str, is_silent: bool) -> String {
+    let log = if is_silent {
+        ", and its log has nothing of that time"
+    } else {
+        ""
+    };
     format!(
-        "it hangs: of rank {rank} its node says that {seen}; look at what it waits for (stoke logs), or allow it more with hungAfter"
+        "it hangs: of rank {rank} its node says that {seen}{log}; look at what it waits for (stoke logs), or allow it more with hungAfter"
     )
 }
 
@@ -341,13 +356,21 @@ pub fn overdue(max: Span) -> String {
     format!("it ran for its maxDuration of {max}")
 }
 
-pub fn backing_off(status: &TrainJobStatus, retries: u32, at: &Time) -> String {
+/// `of_cause`: the cause of the last failure, where it has a limit of its own, that limit, and how often it was seen.
+pub fn backing_off(
+    status: &TrainJobStatus,
+    retries: u32,
+    of_cause: Option<(FailureCause, u32, u32)>,
+    at: &Time,
+) -> String {
     let last = last_words(status);
     let next = status.attempt.saturating_add(1);
     let used = status.failures;
+    let of_cause = of_cause.map(|(cause, limit, seen)| format!(" ({cause} {seen} of {limit})"));
     format!(
-        "attempt {next} starts at {:.0}, {used} of {retries} retries used; the last: {last}",
-        at.0
+        "attempt {next} starts at {:.0}, {used} of {retries} retries used{}; the last: {last}",
+        at.0,
+        of_cause.unwrap_or_default()
     )
 }
 
@@ -357,6 +380,33 @@ pub fn given_up(status: &TrainJobStatus) -> String {
         0 | 1 => last,
         n => format!("{n} attempts failed; the last: {last}"),
     }
+}
+
+pub fn limit_reached(
+    cause: FailureCause,
+    limit: u32,
+    failures: u32,
+    status: &TrainJobStatus,
+) -> String {
+    let last = last_words(status);
+    let died_of = match cause {
+        FailureCause::Memory => "failed for want of memory",
+        FailureCause::GpuMemory => "failed for want of GPU memory",
+        FailureCause::Storage => "failed for want of disk",
+        FailureCause::Start => "could not be started",
+        FailureCause::Program => "failed by the program's own error",
+        FailureCause::Hung => "hung",
+    };
+    let attempts = match failures {
+        1 => "1 attempt".to_owned(),
+        n => format!("{n} attempts"),
+    };
+    let allows = match limit {
+        0 => "none to be tried again".to_owned(),
+        1 => "1 retry".to_owned(),
+        n => format!("{n} retries"),
+    };
+    format!("{attempts} {died_of}, and retryLimits.{cause} allows {allows}; the last: {last}")
 }
 
 pub fn never_starts(attempts: usize, status: &TrainJobStatus) -> String {

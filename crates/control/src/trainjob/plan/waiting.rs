@@ -65,7 +65,12 @@ impl<'a> Turn<'a> {
             .filter(|at| at.0 > self.now && !self.is_mended())
         {
             self.wake_at(at.0);
-            let message = telling::backing_off(&self.status, self.job.spec.retries, &at);
+            let message = telling::backing_off(
+                &self.status,
+                self.job.spec.retries,
+                self.last_of_its_cause(),
+                &at,
+            );
             let reason = self.refused_for().unwrap_or(Reason::BackingOff);
             return self.say(Phase::Queued, reason, message);
         }

@@ -123,6 +123,7 @@ impl Leader {
             }
             let read = next.logs.iter().map(|wanted| match wanted {
                 Wanted::Log { rank, .. } => Read::Log(*rank, None),
+                Wanted::Silence { rank, .. } => Read::Silence(*rank, None),
                 Wanted::Events { rank, .. } => Read::Events(*rank, Vec::new()),
             });
             let read = Tails::of(next.status.attempt, read);

@@ -15,6 +15,7 @@ use crate::agent::layout::Qos;
 use crate::agent::neighbours::NodeLook;
 use crate::agent::outbox::Outbox;
 use crate::cgroup::{CgroupSpec, MemorySample};
+use crate::idle::{Idle, Signs};
 use crate::vigil::{self, Vigil};
 
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(super) struct Entry {
     pub(super) risk: Option<MemoryRisk>,
     /// What is said of it, or about to be: its node may matter more.
     pub(super) told: Option<MemoryRisk>,
+    /// What is said of a worker that does nothing, or about to be.
+    pub(super) idle: Option<String>,
     pub(super) outbox: Outbox,
     /// What the kubelet last said against a change of its size.
     pub(super) objection: Option<String>,
@@ -45,6 +48,8 @@ pub(super) struct Running {
     pub(super) cgroup: Option<CgroupSpec>,
     pub(super) latest: Option<MemorySample>,
     pub(super) vigil: Vigil,
+    /// Of a worker whose job wants to know whether it does anything.
+    pub(super) idle: Option<Idle>,
     /// The limit that was last asked for, until it is in force or taken back.
     pub(super) sought: Option<u64>,
     /// Why it cannot be measured, once that lasts.
@@ -129,8 +134,10 @@ impl Entry {
                 cgroup,
                 sample,
                 said,
+                cpu_usec,
             } => {
                 self.look(&reading.id, &cgroup, &sample, &said, around);
+                self.look_for_life(&reading.id, cpu_usec, said.step, around.at);
                 let running = self.running.get_mut(&reading.id)?;
                 running.latest = Some(sample);
                 running.cgroup = Some(*cgroup);
@@ -202,6 +209,30 @@ impl Entry {
             None => self.risk = running.vigil.forewarning(self.risk.as_ref(), now),
         }
         self.tell(around.shortage.as_ref(), now);
+    }
+
+    /// Says that a worker has done nothing for as long as its job allows, and takes that back when it does something: nothing is written
+    /// of those that work.
+    fn look_for_life(&mut self, id: &str, cpu_usec: Option<u64>, step: Option<u64>, at: Duration) {
+        let running = self.running.get_mut(id);
+        let Some(idle) = running.and_then(|running| running.idle.as_mut()) else {
+            return;
+        };
+        if cpu_usec.is_none() || !idle.is_due(at) {
+            return;
+        }
+        let signs = Signs {
+            cpu_usec,
+            step,
+            ..Signs::default()
+        };
+        idle.look(at, signs);
+        let told = idle.told();
+        if told != self.idle {
+            self.outbox.say(told.clone().unwrap_or_default());
+            self.outbox.tell(deeds::idle(told.as_deref()));
+            self.idle = told;
+        }
     }
 
     fn act(&mut self, id: &str, action: &Action, around: &mut Around<'_>) {

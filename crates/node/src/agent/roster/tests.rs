@@ -45,6 +45,7 @@ fn measured(id: &str, bytes: u64) -> Vec<Reading> {
                 ..MemorySample::default()
             },
             said: JobStatus::default(),
+            cpu_usec: None,
         },
     }]
 }
@@ -75,7 +76,10 @@ fn a_container_is_told_of_once_when_it_ends() {
         see(&mut roster, &pod(Some("gpt"), &[("worker", "a", true)])),
         None
     );
-    assert_eq!(roster.targets()[0].container.qos, Some(Qos::Burstable));
+    assert_eq!(
+        roster.targets(Duration::ZERO)[0].container.qos,
+        Some(Qos::Burstable)
+    );
     record(&mut roster, 0, measured("a", 5 << 20));
     record(&mut roster, 1, measured("a", 3 << 20));
     assert_eq!(roster.shown()[0].peak, 5 << 20);
@@ -145,8 +149,11 @@ fn a_static_pod_is_kept_under_its_files_hash() {
     );
     let mut roster = Roster::new(Scope::AllPods);
     see(&mut roster, &mirror);
-    assert_eq!(roster.targets()[0].container.pod_uid, "abc123");
-    assert_eq!(roster.targets()[0].pod_uid, "u1");
+    assert_eq!(
+        roster.targets(Duration::ZERO)[0].container.pod_uid,
+        "abc123"
+    );
+    assert_eq!(roster.targets(Duration::ZERO)[0].pod_uid, "u1");
 }
 
 #[test]
@@ -626,4 +633,81 @@ fn a_worker_that_the_kernel_ended_is_told_so() {
     let digest = &see(&mut roster, &pod).unwrap().digest.containers["worker"];
     assert!(digest.oom_killed);
     assert_eq!((digest.seconds, digest.needed_bytes()), (9, 160 * MIB));
+}
+
+/// What is written on a pod from now on, as `name=value`, second by second.
+fn told_of_life(
+    roster: &mut Roster,
+    seconds: std::ops::Range<u64>,
+    cpu: fn(u64) -> Option<u64>,
+) -> Vec<String> {
+    let mut told = Vec::new();
+    for second in seconds {
+        let wants_cpu = roster.targets(Duration::from_secs(second))[0].wants_cpu;
+        let mut readings = measured("a", 1 << 20);
+        if let Outcome::Measured { cpu_usec, said, .. } = &mut readings[0].outcome {
+            *cpu_usec = cpu(second).filter(|_| wants_cpu);
+            said.step = Some(7);
+        }
+        record(roster, second, readings);
+        for deed in roster.due() {
+            if let Change::Annotate(annotations) = &deed.change {
+                told.extend(
+                    annotations
+                        .iter()
+                        .map(|(name, value)| format!("{second}: {name}={value}")),
+                );
+            }
+            roster.done(&deed, None);
+        }
+    }
+    told
+}
+
+#[test]
+fn a_worker_that_does_nothing_is_told_of_once_and_that_is_taken_back() {
+    let watched = |after: Option<&str>| {
+        let mut pod = pod(Some("gpt"), &[("worker", "a", true)]);
+        pod.spec = serde_json::from_value(
+            json!({"containers": [{"name": "worker", "resources": {"limits": {"memory": "1Gi"}}}]}),
+        )
+        .unwrap();
+        if let Some(after) = after {
+            let name = stoke_api::names::HUNG_AFTER_ANNOTATION.to_owned();
+            pod.annotations_mut().insert(name, after.to_owned());
+        }
+        let mut roster = Roster::new(Scope::Jobs);
+        see(&mut roster, &pod);
+        roster
+    };
+    let mut roster = watched(Some("60"));
+    let looks = (0..30).filter(|at| {
+        let due = roster.targets(Duration::from_secs(*at))[0].wants_cpu;
+        record(&mut roster, *at, {
+            let mut readings = measured("a", 1);
+            if let Outcome::Measured { cpu_usec, .. } = &mut readings[0].outcome {
+                *cpu_usec = due.then_some(0);
+            }
+            readings
+        });
+        due
+    });
+    assert_eq!(
+        looks.collect::<Vec<_>>(),
+        [0, 10, 20],
+        "its CPU time is read now and then only"
+    );
+    let mut roster = watched(Some("60"));
+    let told = told_of_life(&mut roster, 0..200, |_| Some(5));
+    insta::assert_snapshot!(told.join("\n"), @r#"60: stokehold.dev/idle="it did nothing for 1m: less than a fiftieth of a CPU, no step told after step 7""#);
+    let told = told_of_life(&mut roster, 200..300, |second| Some(second * 1_000_000));
+    insta::assert_snapshot!(told.join("\n"), @"200: stokehold.dev/idle=null");
+    for (after, cpu) in [
+        (None, (|_| Some(5)) as fn(u64) -> Option<u64>),
+        (Some("60"), |_| None),
+        (Some("60"), |second| Some(second * 30_000)),
+    ] {
+        let mut roster = watched(after);
+        assert_eq!(told_of_life(&mut roster, 0..200, cpu), Vec::<String>::new());
+    }
 }
