@@ -87,8 +87,8 @@ impl Copying {
                 *by_lack.entry(self.total).or_default() |= cold;
             }
             split.extend(by_lack.into_iter().map(|(lacks, members)| Spot {
-                lacks,
                 members,
+                lacks,
                 ..spot
             }));
         }
