@@ -11,10 +11,10 @@ use k8s_openapi::api::core::v1::{
     Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
     Toleration as PodToleration,
 };
-use stoke_api::Bytes;
 use stoke_api::names::{
     GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_REPLICAS_LABEL, GPU_SHARING_LABEL, GPU_SIMULATED_LABEL,
 };
+use stoke_api::{Bytes, Dataset};
 use stoke_sched::{
     Effect, GpuModel, Operator, Parts, Requirement, Resources, Subject, Taint, Term, Toleration,
 };
@@ -48,6 +48,17 @@ pub fn snapshot<'a>(
         }
     }
     nodes.into_values().collect()
+}
+
+/// Data that is copied to nodes, as placement sees it; none where it is mounted as it is.
+pub fn staged(dataset: &Dataset) -> Option<stoke_sched::Dataset> {
+    dataset.spec.staged_uri()?;
+    let status = dataset.status.as_ref();
+    let warm = status.map(|status| status.warm_nodes.iter().cloned().collect());
+    Some(stoke_sched::Dataset {
+        size: status.and_then(|status| status.size),
+        warm: warm.unwrap_or_default(),
+    })
 }
 
 /// A node with nothing on it, as placement sees it.

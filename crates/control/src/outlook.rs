@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use stoke_api::names::{JOB_LABEL, RANK_LABEL};
 use stoke_api::{Dataset, Queue, QueueSpec, TrainJob};
-use stoke_sched::{Claim, Decision, JobId, Plan, Scheduler, Wait};
+use stoke_sched::{Claim, Decision, Fetch, JobId, Plan, Scheduler, Wait};
 
 use crate::config::Config;
 use crate::forecast::Listed;
@@ -16,7 +16,7 @@ use crate::queue_status;
 use crate::trainjob::admission;
 use crate::trainjob::observe::{Aside, observe};
 use crate::trainjob::plan::plan;
-use crate::world::{World, id_of};
+use crate::world::{World, fetches, id_of, key_of};
 
 /// A cluster at one moment.
 pub struct Outlook {
@@ -60,6 +60,9 @@ pub struct Start {
     /// By rank; absent where the nodes themselves pick them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<Vec<u32>>,
+    /// What of its data is there, and what is copied there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<Fetch>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -139,9 +142,13 @@ impl Outlook {
             for decision in &decisions {
                 make_room(&mut listed, decision);
             }
-            let later = self.looked_at(&listed).1.cycle(self.now);
+            let mut then = self.looked_at(&listed).1;
+            let later = then.cycle(self.now);
             for verdict in &mut verdicts {
-                verdict.start = verdict.start.take().or_else(|| start(&verdict.job, &later));
+                verdict.start = verdict
+                    .start
+                    .take()
+                    .or_else(|| start(&verdict.job, &later, &then));
             }
         }
         verdicts
@@ -163,7 +170,7 @@ impl Outlook {
         decisions: &[Decision],
     ) -> Verdict {
         let job = id_of(key);
-        let start = start(&job, decisions);
+        let start = start(&job, decisions, scheduler);
         let wait = scheduler.explain(&job, self.now);
         let problem = || {
             let observed = observe(world, key, Aside::default())?;
@@ -194,16 +201,18 @@ fn put<K: kube::Resource>(objects: &mut Vec<K>, supposed: Vec<K>) {
     objects.extend(supposed);
 }
 
-fn start(wanted: &JobId, decisions: &[Decision]) -> Option<Start> {
+fn start(wanted: &JobId, decisions: &[Decision], scheduler: &Scheduler) -> Option<Start> {
     let plan = decisions.iter().find_map(|decision| match decision {
         Decision::Start { job, plan } if job == wanted => Some(plan),
         _ => None,
     })?;
+    let data = fetches(scheduler, &key_of(wanted), plan);
     let Plan { nodes, devices, .. } = plan.clone();
     let chosen = devices.iter().any(|devices| !devices.is_empty());
     Some(Start {
         nodes,
         devices: if chosen { devices } else { Vec::new() },
+        data,
     })
 }
 

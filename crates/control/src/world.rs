@@ -2,7 +2,8 @@
 //! woken by a change.
 //!
 //! Synchronous and without a client, so that it can be asked under a lock and tested without a server. Everything that is derived from the
-//! mirrors is kept up change by change: no change costs a walk over all pods, and only a changed node or dataset one over all jobs.
+//! mirrors is kept up change by change: no change costs a walk over all pods, and only a changed node or dataset one over all jobs; that a dataset is
+//! warm on one node more costs none.
 
 mod holding;
 mod kinds;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::watcher::Event;
-use stoke_api::{Dataset, JobProfile, Queue, TrainJob};
+use stoke_api::{Bytes, Dataset, DatasetSpec, JobProfile, Queue, TrainJob};
 
 pub use self::holding::{first, joined, plan_of};
 use self::holding::{holds, lease, lease_of, live_attempt, promise_of};
@@ -30,8 +31,8 @@ pub use self::kinds::Kind;
 use self::ledger::{Ledger, Used};
 pub use self::profiles::Outlived;
 use self::rooms::Rooms;
-pub use self::rooms::{Ask, Demand, Grant, Room, id_of};
-pub use self::serving::{Changed, needs_nodes};
+pub use self::rooms::{Ask, Demand, Grant, Room, id_of, key_of};
+pub use self::serving::{Changed, fetches, needs_nodes};
 pub use self::shortage::Shortage;
 use crate::cluster::{self, Claim, Notice};
 use crate::config::Config;
@@ -379,7 +380,14 @@ impl World {
         let Some(dataset) = change.latest() else {
             return Wakes::default();
         };
-        let name = dataset.metadata.name.as_deref().unwrap_or_default();
+        let key = Key::of(&dataset.metadata);
+        let staged = change.after.as_deref().and_then(cluster::staged);
+        self.rooms.put_dataset(&key, staged);
+        // Where it is warm changes with every copy, and decides only where jobs go that are yet to be placed: the scheduler knows it now.
+        if decides(change.before.as_deref()) == decides(change.after.as_deref()) {
+            return Wakes::default();
+        }
+        let name = key.name.as_str();
         let names = |job: &TrainJob| {
             !job.is_finished()
                 && job.metadata.namespace == dataset.metadata.namespace
@@ -469,6 +477,13 @@ impl World {
         let others = self.leased.iter().filter(|(owner, _)| *owner != key);
         others.map(|(_, ports)| ports.clone()).collect()
     }
+}
+
+/// What of a dataset jobs ask by: what it is, and how much, for memory is sized by that.
+fn decides(dataset: Option<&Dataset>) -> Option<(&DatasetSpec, Option<Bytes>)> {
+    let dataset = dataset?;
+    let status = dataset.status.as_ref();
+    Some((&dataset.spec, status.and_then(|status| status.size)))
 }
 
 /// The same, whatever is used of it.

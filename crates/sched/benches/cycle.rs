@@ -133,6 +133,7 @@ fn job(number: usize, now: Timestamp) -> Job {
         submitted_at: now + SignedDuration::from_secs(number as i64),
         waits_since: now + SignedDuration::from_secs(number as i64),
         limit: Some(Span::hours(1 + number as u64 % 48)),
+        datasets: Arc::default(),
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Invariant: nothing here does IO, reads a clock or draws a random number. The same snapshot and gang give the same answer.
 
+mod data;
 mod explain;
 mod gang;
 mod gpu;
@@ -17,10 +18,11 @@ mod scheduler;
 mod snapshot;
 pub mod value;
 
+pub use data::{Data, Dataset, Fetch};
 pub use explain::{Explanation, Help, NoRoom, Obstacle};
 pub use gang::{Gang, HOSTNAME, Operator, Requirement, Subject, Term, Toleration, Topology};
 pub use gpu::{GpuModel, Parts, is_of_type};
-pub use place::{Appraiser, Plan, candidates, find, fitting, place};
+pub use place::{Appraiser, Plan, candidates, find, find_near, fitting, place};
 pub use queues::{History, Limit, Past, QueueFault, QuotaShortage, Standing};
 pub use resources::{Other, Protocol, Resources};
 pub use scheduler::{

@@ -1,9 +1,11 @@
 //! Where the workers of a gang go.
 //!
 //! The gang is held against the shapes of nodes ([`survey`]), which leaves spots: kinds of nodes with room for some workers. [`pack`] chooses among
-//! them: the fewest and tightest domains, in those the fewest nodes, and among nodes that hold as many the one that loses least ([`score`]).
+//! them: the fewest and tightest domains, in those the fewest nodes, and among nodes that hold as many the one that loses least ([`score`]). Where
+//! its data lies has a say among domains of one level and among nodes ([`copying`]), and in nothing else.
 
 mod appraisal;
+mod copying;
 mod lens;
 mod need;
 mod pack;
@@ -14,6 +16,7 @@ mod survey;
 use std::cmp::Reverse;
 use std::iter::repeat_n;
 
+use crate::data::Data;
 use crate::explain::{Explanation, NoRoom};
 use crate::gang::Gang;
 use crate::resources::Resources;
@@ -21,6 +24,7 @@ use crate::snapshot::{DEVICE, Node, Position, Room, Snapshot, devices_of};
 
 pub(crate) use self::appraisal::Appraisal;
 pub use self::appraisal::Appraiser;
+use self::copying::Copying;
 pub(crate) use self::lens::{Lens, Waiver};
 use self::need::Need;
 use self::pack::{Pick, pack};
@@ -60,19 +64,26 @@ pub fn place(snapshot: &Snapshot, gang: &Gang) -> Result<Plan, Explanation> {
             levels: snapshot.levels().to_vec(),
         });
     }
-    planned(&survey).ok_or_else(|| Explanation::NoRoom(Box::new(NoRoom::of(&survey))))
+    planned(&survey, &Data::default())
+        .ok_or_else(|| Explanation::NoRoom(Box::new(NoRoom::of(&survey))))
 }
 
 /// The same for who does not ask why.
 pub fn find(snapshot: &Snapshot, gang: &Gang) -> Option<Plan> {
-    planned(&Survey::of(snapshot, gang, Lens::default()))
+    find_near(snapshot, gang, &Data::default())
 }
 
-fn planned(survey: &Survey<'_>) -> Option<Plan> {
+/// The same for a gang that reads this. There is room exactly where there is without it, and for as many workers.
+pub fn find_near(snapshot: &Snapshot, gang: &Gang, data: &Data<'_>) -> Option<Plan> {
+    planned(&Survey::of(snapshot, gang, Lens::default()), data)
+}
+
+fn planned(survey: &Survey<'_>, data: &Data<'_>) -> Option<Plan> {
     if survey.gang.workers == 0 {
         return Some(Plan::default());
     }
-    let (picks, need) = pack(survey)?;
+    let copying = Copying::of(survey.snapshot, data);
+    let (picks, need) = pack(survey, &copying)?;
     Some(plan(survey, &picks, need))
 }
 

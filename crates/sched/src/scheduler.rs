@@ -8,6 +8,7 @@
 //! Invariant: no clock, no IO. The same facts give the same decisions, and a second cycle at the same time gives none.
 
 mod cycle;
+mod datasets;
 mod elastic;
 mod explain;
 mod job;
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 use stoke_api::{QueueSpec, Span};
 
+use self::datasets::Datasets;
 use self::job::later;
 pub use self::job::{Change, Claim, Decision, Job, JobId, Running};
 use self::line::{Line, Overdue};
@@ -69,6 +71,7 @@ pub struct Scheduler {
     room: Room,
     queues: Queues,
     shapes: Shapes,
+    datasets: Datasets,
     jobs: HashMap<JobId, Entry>,
     /// Who has room, by queue.
     holders: Vec<BTreeSet<JobId>>,
@@ -167,6 +170,7 @@ impl Scheduler {
             appraiser: Appraiser::default(),
             room: Room::default(),
             shapes: Shapes::default(),
+            datasets: Datasets::default(),
             jobs: HashMap::new(),
             holders: vec![BTreeSet::new(); queues.len()],
             lines: vec![Line::default(); queues.len()],
@@ -380,6 +384,7 @@ impl Scheduler {
         for node in holding.nodes() {
             let jobs = self.on_node.entry(node.clone()).or_default();
             jobs.insert(id.clone());
+            self.datasets.read(&job.datasets, node);
         }
         if elastic::is_elastic(&job.gang) {
             self.elastic.insert(id.clone());
@@ -423,6 +428,7 @@ impl Scheduler {
                 self.leaving.remove(id);
                 self.elastic.remove(id);
                 for node in holding.nodes() {
+                    self.datasets.leave(&entry.job.datasets, node);
                     if let Some(jobs) = self.on_node.get_mut(node) {
                         jobs.remove(id);
                         if jobs.is_empty() {

@@ -276,6 +276,9 @@ pub struct Attempt {
     /// Some of its nodes are machines that can be taken away.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,
+    /// What of its data its nodes had when it was placed, and what was copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
     /// How it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,

@@ -156,6 +156,9 @@ fn attempt_story(
             sizing.limit, sizing.why
         );
     }
+    if let Some(data) = &attempt.data {
+        let _ = write!(placed, "; {data}");
+    }
     let mut lines = vec![(at(&attempt.placed_at), placed)];
     if !attempt.changes.is_empty() {
         let changes = attempt.changes.join(", and ");
@@ -464,6 +467,21 @@ mod tests {
         What would help
           - rank 1 is above 90% of the memory limit and may be killed: watch it with stoke top
         ");
+    }
+
+    #[test]
+    fn a_job_that_went_to_its_data() {
+        let mut job = fixtures::running();
+        let status = job.status.as_mut().expect("a status");
+        status.attempts[0].data = Some("imagenet (150 GiB) is copied to node-a".to_owned());
+        status.attempts[1].data = Some("imagenet (150 GiB) is on node-a already".to_owned());
+        let told = told(job);
+        let first = "attempt 1 placed on node-a; each worker may use 8Gi of memory (a quarter of the node's memory); imagenet (150 GiB) is copied to node-a";
+        assert!(told.contains(first), "{told}");
+        assert!(
+            told.contains("; imagenet (150 GiB) is on node-a already\n"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub fn verdicts(verdicts: &[Verdict], now: Timestamp) -> String {
                 writeln!(text, "{job} {would}{}", why.unwrap_or_default())
             }
         };
+        for fetch in verdict.start.iter().flat_map(|start| &start.data) {
+            let _ = writeln!(text, "  {fetch}");
+        }
         for yielding in &verdict.room_from {
             let _ = writeln!(text, "  when {}", gives_room(yielding));
         }
@@ -121,7 +124,8 @@ pub fn remedies(wait: &Wait) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stoke_sched::{Claim, Constraint, Estimate, JobId, Remedy};
+    use stoke_api::Bytes;
+    use stoke_sched::{Claim, Constraint, Estimate, Fetch, JobId, Remedy};
 
     fn verdict(job: &str) -> Verdict {
         Verdict {
@@ -137,6 +141,7 @@ mod tests {
         Some(Start {
             nodes: nodes.iter().map(ToString::to_string).collect(),
             devices: devices.iter().map(|devices| devices.to_vec()).collect(),
+            data: Vec::new(),
         })
     }
 
@@ -161,6 +166,19 @@ mod tests {
                 Verdict {
                     start: start(&["a", "a", "b"], &[&[0, 1], &[2, 3], &[]]),
                     ..verdict("ns/starts")
+                },
+                Verdict {
+                    start: Some(Start {
+                        nodes: vec!["a".to_owned(), "b".to_owned()],
+                        devices: Vec::new(),
+                        data: vec![Fetch {
+                            dataset: "imagenet".to_owned(),
+                            size: Some(Bytes::gib(150)),
+                            warm: vec!["a".to_owned()],
+                            cold: vec!["b".to_owned()],
+                        }],
+                    }),
+                    ..verdict("ns/reads")
                 },
                 Verdict {
                     start: start(&["a"], &[&[2]]),
@@ -191,6 +209,8 @@ mod tests {
         );
         insta::assert_snapshot!(anstream::adapter::strip_str(&told), @"
         ns/starts would start now on a x2 (GPUs 0,1 and 2,3), b
+        ns/reads would start now on a, b
+          imagenet (150 GiB) is on a already and is copied to b
         ns/production would start on a (GPU 2)
           when ns/exp was preempted: it is more important
           when ns/elastic went on with 2 workers: it waits, and the gang can do with fewer workers

@@ -80,6 +80,12 @@ pub fn scheduled(key: &Key, job: &TrainJob, gang: Arc<Gang>) -> Job {
         submitted_at,
         waits_since: waits_since(job).map_or(submitted_at, |since| since.max(submitted_at)),
         limit,
+        datasets: job
+            .spec
+            .datasets
+            .iter()
+            .map(|mount| Key::new(&key.namespace, &mount.name).to_string())
+            .collect(),
     }
 }
 

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use stoke_sched::{
-    Change, Decision, Gang, Job, JobId, Node, Plan, Policy, Resources, Running, Scheduler, Wait,
+    Change, Dataset, Decision, Fetch, Gang, Job, JobId, Node, Plan, Policy, Resources, Running,
+    Scheduler, Wait,
 };
 
 use crate::mirror::Key;
@@ -51,6 +52,8 @@ pub struct Grant {
     pub plan: Plan,
     /// The first port of its lease, where it needs any.
     pub port: Option<u16>,
+    /// What of its data is on those nodes, and what is copied there.
+    pub fetches: Vec<Fetch>,
 }
 
 /// How it stands with the room for a job's next attempt.
@@ -190,6 +193,15 @@ impl Rooms {
         scheduler.set_used(name, used);
         if devices.is_some() {
             scheduler.set_devices(name, devices);
+        }
+    }
+
+    /// Where data is that is copied to nodes; none where there is no such data any more. It makes no room, so nobody need be decided on anew.
+    pub fn put_dataset(&mut self, key: &Key, dataset: Option<Dataset>) {
+        let name = key.to_string();
+        match dataset {
+            Some(dataset) => self.scheduler.put_dataset(&name, dataset),
+            None => self.scheduler.remove_dataset(&name),
         }
     }
 

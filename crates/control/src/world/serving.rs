@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use stoke_api::TrainJob;
 use stoke_api::trainjob::Phase;
-use stoke_sched::{Constraint, Explanation, Help, Plan, Running, Scheduler, Snapshot, Wait};
+use stoke_sched::{Constraint, Explanation, Fetch, Help, Plan, Running, Scheduler, Snapshot, Wait};
 
 use super::holding::{self, live_attempt, scheduled};
 use super::rooms::{Ask, Demand, Grant, Room, id_of};
@@ -118,7 +118,16 @@ impl World {
             return;
         };
         match self.port(key, &ask, plan.nodes.len()) {
-            Ok(port) => self.rooms.give(key, Grant { ask, plan, port }),
+            Ok(port) => {
+                let fetches = fetches(self.rooms.scheduler(), key, &plan);
+                let grant = Grant {
+                    ask,
+                    plan,
+                    port,
+                    fetches,
+                };
+                self.rooms.give(key, grant);
+            }
             Err(NoPorts) => self.rooms.lacks_ports(key, ask),
         }
         self.lease(key);
@@ -245,6 +254,16 @@ impl World {
             self.hold(key, None);
         }
     }
+}
+
+/// What of a job's data is on the nodes of a plan, and what is copied there; datasets by the names that the job has for them.
+pub fn fetches(scheduler: &Scheduler, job: &Key, plan: &Plan) -> Vec<Fetch> {
+    let mut fetches = scheduler.fetches(&id_of(job), &plan.nodes);
+    for fetch in &mut fetches {
+        let (_, name) = fetch.dataset.split_once('/').unwrap_or_default();
+        fetch.dataset = name.to_owned();
+    }
+    fetches
 }
 
 struct NoPorts;

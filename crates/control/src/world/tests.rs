@@ -1,5 +1,7 @@
 //! What the world says after changes, told as a watch would tell them.
 
+mod data;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

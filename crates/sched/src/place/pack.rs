@@ -2,11 +2,13 @@
 //!
 //! Workers are equal, so a domain is as good as the number of them that it holds. The innermost domain that holds all is the nearest they can be; of
 //! several the one that holds fewest more is the tightest. Where none does, the largest are taken whole, which makes them few, and the
-//! tightest takes the rest. A node is a domain too, and of nodes the one that loses least is taken.
+//! tightest takes the rest. A node is a domain too, and of nodes the one that loses least is taken. Among domains of one level that hold all, the
+//! one to which less has to be copied goes before the tighter ([`super::copying`]).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use super::copying::{Copying, Delay};
 use super::need::Need;
 use super::proportion::bearable;
 use super::score::Loss;
@@ -40,7 +42,7 @@ const CARES: [Care; 6] = [
 ];
 
 /// The nodes of a gang in the order of the topology, and what each worker takes of them.
-pub(super) fn pack<'a>(survey: &'a Survey<'_>) -> Option<(Vec<Pick>, &'a Need)> {
+pub(super) fn pack<'a>(survey: &'a Survey<'_>, copying: &Copying) -> Option<(Vec<Pick>, &'a Need)> {
     let gang = survey.gang;
     let avoided = avoided(survey);
     let avoids: &[bool] = if avoided.is_empty() {
@@ -50,11 +52,15 @@ pub(super) fn pack<'a>(survey: &'a Survey<'_>) -> Option<(Vec<Pick>, &'a Need)> 
     };
     for avoid in avoids {
         for (way, need) in survey.needs() {
-            let mut spots = survey.spots(way);
+            let mut spots = copying.split(survey.spots(way));
             if *avoid {
                 remove(&mut spots, &avoided);
             }
-            let packer = Packer { survey, need };
+            let packer = Packer {
+                survey,
+                need,
+                copies: !copying.is_none(),
+            };
             let all = packer.fitting(&spots);
             if all < gang.least() {
                 continue;
@@ -92,6 +98,8 @@ fn remove(spots: &mut Vec<Spot>, gone: &BTreeMap<u32, u64>) {
 struct Packer<'a, 'g> {
     survey: &'a Survey<'g>,
     need: &'a Need,
+    /// Do nodes differ in what has to be copied to them?
+    copies: bool,
 }
 
 impl Packer<'_, '_> {
@@ -146,8 +154,8 @@ impl Packer<'_, '_> {
             let domains = self.survey.domains(spots, level);
             let roomy = domains.map(|domain| (workers(domain), domain));
             let roomy = roomy.filter(|(room, _)| *room >= u64::from(missing));
-            let tightest = roomy.min_by_key(|(room, _)| *room);
-            tightest.map(|(_, domain)| (domain, level + 1))
+            let best = roomy.min_by_key(|(room, domain)| self.rank(*room, domain, missing));
+            best.map(|(_, domain)| (domain, level + 1))
         });
         let (domain, level) = domain.unwrap_or((spots, level));
         if level >= self.depth() {
@@ -163,7 +171,8 @@ impl Packer<'_, '_> {
         let mut domains: Vec<(u64, &[Spot])> =
             domains.map(|domain| (workers(domain), domain)).collect();
         // The sort is stable: of equal ones the first in the order of the topology is taken first.
-        domains.sort_by_key(|(room, _)| Reverse(*room));
+        domains
+            .sort_by_cached_key(|(room, domain)| (Reverse(*room), self.delay(domain, *room).bytes));
         let mut picks = Vec::new();
         let mut rest = domains.as_slice();
         while let [(room, largest), others @ ..] = rest
@@ -173,14 +182,28 @@ impl Packer<'_, '_> {
             missing -= *room as u32;
             rest = others;
         }
-        let tightest = rest
+        let best = rest
             .iter()
             .filter(|(room, _)| *room >= u64::from(missing))
-            .min_by_key(|(room, _)| *room);
-        if let Some((_, domain)) = tightest {
+            .min_by_key(|(room, domain)| self.rank(*room, domain, missing));
+        if let Some((_, domain)) = best {
             picks.extend(self.near(domain, level + 1, missing));
         }
         picks
+    }
+
+    /// Of domains with enough room the least is taken: where whole GPUs less wait for data, else the tightest, else where less is copied.
+    fn rank(&self, room: u64, domain: &[Spot], missing: u32) -> (i64, u64, u64) {
+        let delay = self.delay(domain, u64::from(missing));
+        (delay.whole_gpus(), room, delay.bytes)
+    }
+
+    fn delay(&self, domain: &[Spot], workers: u64) -> Delay {
+        if self.copies {
+            Delay::within(self.need, domain, workers)
+        } else {
+            Delay::default()
+        }
     }
 
     /// On as few nodes as can be; none of them holds all.
@@ -243,11 +266,19 @@ impl Packer<'_, '_> {
         let Survey { snapshot, gang, .. } = *self.survey;
         let shapes = snapshot.shapes().all();
         let appraisal = snapshot.worth();
-        self.once(move |room, workers| {
+        let mut loss = self.once(move |room, workers| {
             let shape = &shapes[room.shape as usize];
             let lost = appraisal.map(|worth| worth.lost(gang, self.need, shape, room, workers));
             Loss::of(self.need, room, workers, lost.unwrap_or(0))
-        })
+        });
+        move |spot, workers| {
+            let loss = loss(spot, workers);
+            if self.copies {
+                loss.and(Delay::of(self.need, workers, spot.lacks))
+            } else {
+                loss
+            }
+        }
     }
 
     /// Asks of a room only once what is the same for all nodes that have it.

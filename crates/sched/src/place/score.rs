@@ -1,5 +1,6 @@
 //! Which of the nodes that have the room loses least by giving it.
 
+use super::copying::Delay;
 use super::need::Need;
 use super::proportion::stranded;
 use crate::gpu::units;
@@ -8,7 +9,8 @@ use crate::snapshot::{DEVICE, Room};
 /// What is lost where a node takes some workers. The least wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Loss {
-    /// What the work that is asked for lately could have done with it, in hundredths of a GPU. The same for all while nobody knows.
+    /// What the work that is asked for lately could have done with it, in hundredths of a GPU; the same for all while nobody knows. And what
+    /// is lost while data is copied there.
     worth: i64,
     /// GPUs without CPU or memory: nobody can use them until the workers end.
     stranded: i64,
@@ -18,6 +20,8 @@ pub(super) struct Loss {
     crumb: u16,
     /// GPUs left free on the node. A gap that is filled spares an emptier node for larger workers.
     gpus: u64,
+    /// Bytes to copy, where they are too few to count above.
+    copied: u64,
     /// Of what is left of the rest likewise.
     cpu: u64,
     memory: u64,
@@ -37,8 +41,18 @@ impl Loss {
             opened,
             crumb,
             gpus: units(&room.free).saturating_sub(taken),
+            copied: 0,
             cpu: left(room.free.cpu.0, need.ask.cpu.0),
             memory: left(room.free.memory.0, need.ask.memory.0),
+        }
+    }
+
+    /// With what copying to the node costs.
+    pub(super) fn and(self, delay: Delay) -> Self {
+        Self {
+            worth: self.worth.saturating_add(delay.worth),
+            copied: delay.bytes,
+            ..self
         }
     }
 }

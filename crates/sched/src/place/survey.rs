@@ -33,6 +33,8 @@ pub(crate) struct Spot {
     /// Workers that each has room for; at least one.
     pub each: u32,
     pub members: u64,
+    /// Bytes that have to be copied to each before the gang can read its data, where some node has it.
+    pub lacks: u64,
 }
 
 impl Spot {
@@ -125,6 +127,7 @@ impl<'a> Survey<'a> {
                     room: kind.room,
                     each,
                     members,
+                    lacks: 0,
                 };
                 match self.each[kind.room as usize] {
                     Some((by, Some(each))) if by == way && each > 0 && members != 0 => {

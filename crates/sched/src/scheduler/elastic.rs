@@ -13,7 +13,7 @@ use super::job::{Change, Decision, JobId};
 use super::shapes::{ShapeId, workers_min};
 use super::{Entry, Scheduler, State};
 use crate::gang::{Gang, Topology};
-use crate::place::{Plan, candidates, place};
+use crate::place::{Plan, candidates, find_near};
 use crate::queues::{Account, Ask, Mask, Milli, ModelId, QueueId, Queues, Right, When};
 use crate::snapshot::Snapshot;
 
@@ -105,6 +105,7 @@ impl Cycle<'_> {
             pass: Pass::Rest,
         };
         let mut idle = idle.clone();
+        let data = self.s.datasets.of(&entry.job.datasets);
         let mut more: Option<Plan> = None;
         loop {
             let have = more.as_ref().map_or(0, |more| more.nodes.len());
@@ -120,7 +121,7 @@ impl Cycle<'_> {
                 gpu_types: types.unwrap_or_else(|| gang.gpu_types.clone()),
                 ..self.near(gang, has)?
             };
-            let Ok(found) = place(&idle, &next) else {
+            let Some(found) = find_near(&idle, &next, &data) else {
                 return more;
             };
             if found.resource != has.resource {

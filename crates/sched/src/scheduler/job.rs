@@ -57,6 +57,8 @@ pub struct Job {
     pub waits_since: Timestamp,
     /// How long it may run, once it has started.
     pub limit: Option<Span>,
+    /// What it reads, by the names that the scheduler was told of. Jobs that differ in nothing else are alike in whether there is room.
+    pub datasets: Arc<[String]>,
 }
 
 impl Job {

@@ -7,7 +7,7 @@ use super::cycle::{Candidate, Cycle};
 use super::job::{Change, Decision};
 use super::room::part;
 use crate::gang::Gang;
-use crate::place::{Plan, find};
+use crate::place::{Plan, find, find_near};
 use crate::queues::{Account, Mask, When};
 
 impl Cycle<'_> {
@@ -18,16 +18,25 @@ impl Cycle<'_> {
         }
         let gang = self.s.shapes.gang(job.shape, mask, &self.s.room.models);
         let ends_by = self.ends_by(&job.id);
-        let Some(plan) = self.search(job, mask, &gang, ends_by) else {
-            return false;
+        let datasets = self.s.jobs[&job.id].job.datasets.clone();
+        // Where its data is there may be GPUs that its queue has no more of. It does not wait for that.
+        let tries = if datasets.is_empty() {
+            &[false][..]
+        } else {
+            &[true, false]
         };
-        let Some(plan) =
-            self.within_quota(job, &Plan::default(), plan, &gang, gang.workers as usize)
-        else {
-            return false;
-        };
-        self.give_room(job, plan, ends_by);
-        true
+        for to_data in tries {
+            let datasets: &[String] = if *to_data { &datasets } else { &[] };
+            let Some(plan) = self.search(job, mask, &gang, ends_by, datasets) else {
+                return false;
+            };
+            let workers = gang.workers as usize;
+            if let Some(plan) = self.within_quota(job, &Plan::default(), plan, &gang, workers) {
+                self.give_room(job, plan, ends_by);
+                return true;
+            }
+        }
+        false
     }
 
     /// Room for a job that is kept for nobody, or in time for whom it is kept. Where there was none for a shape there is none since.
@@ -37,11 +46,13 @@ impl Cycle<'_> {
         mask: Mask,
         gang: &Gang,
         ends_by: Option<Timestamp>,
+        datasets: &[String],
     ) -> Option<Plan> {
         let now = &self.s.room.now;
+        let data = self.s.datasets.of(datasets);
         if self.found.full.insert((job.shape, mask)) {
             let open = self.found.views.open(now);
-            if let Some(plan) = find(open, gang) {
+            if let Some(plan) = find_near(open, gang, &data) {
                 self.found.full.remove(&(job.shape, mask));
                 return Some(plan);
             }
@@ -57,7 +68,7 @@ impl Cycle<'_> {
         if !is_short || !self.found.full_for_short.insert((job.shape, mask)) {
             return None;
         }
-        let found = find(self.found.views.kept(now), gang)?;
+        let found = find_near(self.found.views.kept(now), gang, &data)?;
         self.found.full_for_short.remove(&(job.shape, mask));
         Some(found)
     }

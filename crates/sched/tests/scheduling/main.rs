@@ -7,3 +7,4 @@ mod site;
 #[path = "../support/sized.rs"]
 mod sized;
 mod waiting;
+mod warm;

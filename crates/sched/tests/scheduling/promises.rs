@@ -23,6 +23,13 @@ enum Happening {
         gpus: u32,
         only: Option<&'static str>,
         limit: Option<u64>,
+        reads: &'static [&'static str],
+    },
+    /// A dataset is on the nodes that have their bit set.
+    Warm {
+        dataset: &'static str,
+        gib: u64,
+        nodes: u8,
     },
     Withdraw(u8),
     End(u8),
@@ -56,9 +63,10 @@ fn any_submit() -> impl Strategy<Value = Happening> {
         0..5_u32,
         prop::option::weighted(0.3, prop_oneof![Just("a100"), Just("t4")]),
         prop::option::of(1..90_u64),
+        prop::sample::select(READS.to_vec()),
     )
-        .prop_map(|(name, queue, priority, workers, min, gpus, only, limit)| {
-            Happening::Submit {
+        .prop_map(
+            |(name, queue, priority, workers, min, gpus, only, limit, reads)| Happening::Submit {
                 name,
                 queue,
                 priority,
@@ -67,14 +75,27 @@ fn any_submit() -> impl Strategy<Value = Happening> {
                 gpus,
                 only,
                 limit,
-            }
-        })
+                reads,
+            },
+        )
+}
+
+const READS: [&[&str]; 4] = [&[], &["big"], &["small"], &["big", "small"]];
+
+fn any_warmth() -> impl Strategy<Value = Happening> {
+    let dataset = prop::sample::select(vec![("big", 2000_u64), ("small", 1)]);
+    (dataset, 0..16_u8).prop_map(|((dataset, gib), nodes)| Happening::Warm {
+        dataset,
+        gib,
+        nodes,
+    })
 }
 
 fn any_happening() -> impl Strategy<Value = Happening> {
     let queue = (0..4_u8, 0..7_u32, 0..9_u32, prop::bool::weighted(0.8));
     prop_oneof![
         8 => any_submit(),
+        2 => any_warmth(),
         1 => (0..10_u8).prop_map(Happening::Withdraw),
         4 => (0..10_u8).prop_map(Happening::End),
         1 => (0..10_u8).prop_map(Happening::Saved),
@@ -130,9 +151,11 @@ impl Drill {
                 gpus,
                 only,
                 limit,
+                reads,
             } => {
                 let name = format!("j{name}");
                 if !site.running.contains_key(&id(&name)) {
+                    let job = reading(reads, job(&name, Gang::default(), self.now));
                     site.submit(Job {
                         queue: match queue {
                             4 => None,
@@ -146,9 +169,20 @@ impl Drill {
                             min_workers: *min,
                             ..gang(*workers, *gpus)
                         }),
-                        ..job(&name, Gang::default(), self.now)
+                        ..job
                     });
                 }
+            }
+            Happening::Warm {
+                dataset,
+                gib,
+                nodes,
+            } => {
+                let names = ["n0", "n1", "n2", "n3"];
+                let warm = names.iter().enumerate();
+                let warm = warm.filter(|(number, _)| nodes & (1 << number) != 0);
+                let warm: Vec<&str> = warm.map(|(_, name)| *name).collect();
+                site.put_dataset(dataset, *gib, &warm);
             }
             Happening::Withdraw(name) => {
                 let name = id(&format!("j{name}"));
@@ -196,6 +230,7 @@ impl Drill {
             "decided once, whoever has not done it yet"
         );
         assert_eq!(self.site.scheduler.clone().cycle(now), [], "and done");
+        check_alone(&before, now);
         self.check(&before, &decisions);
         decisions
     }
@@ -299,6 +334,28 @@ impl Drill {
         });
         used.sum()
     }
+}
+
+/// Of those who wait, one alone starts or is made room for, whatever it reads: data decides only where.
+fn check_alone(before: &Site, now: jiff::Timestamp) {
+    let Some(waits) = before.waiting.values().next() else {
+        return;
+    };
+    let becomes = |job: Job| {
+        let mut alone = before.clone();
+        alone.waiting = BTreeMap::from([(job.id.clone(), job)]);
+        let decisions = alone.afresh().cycle(now);
+        let starts = |decision: &Decision| matches!(decision, Decision::Start { .. });
+        let makes_room = |decision: &Decision| {
+            matches!(decision, Decision::Preempt { .. } | Decision::Shrink { .. })
+        };
+        (
+            decisions.iter().any(starts),
+            decisions.iter().filter(|it| makes_room(it)).count(),
+        )
+    };
+    let without = reading(&[], waits.clone());
+    assert_eq!(becomes(waits.clone()), becomes(without), "{waits:?}");
 }
 
 fn check_victim(before: &Site, victim: &JobId) {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::queue::GpuCount;
 use stoke_api::trainjob::Priority;
-use stoke_api::{QueueSpec, Span};
+use stoke_api::{Bytes, QueueSpec, Span};
 use stoke_sched::{
-    Change, Decision, Gang, Job, JobId, Node, Plan, Policy, Resources, Running, Scheduler,
+    Change, Dataset, Decision, Gang, Job, JobId, Node, Plan, Policy, Resources, Running, Scheduler,
 };
 
 use crate::sized::{self, resources};
@@ -41,6 +41,15 @@ pub fn job(name: &str, gang: Gang, minutes: i64) -> Job {
         submitted_at: at(minutes),
         waits_since: at(minutes),
         limit: None,
+        datasets: Arc::default(),
+    }
+}
+
+/// The same, reading these.
+pub fn reading(datasets: &[&str], job: Job) -> Job {
+    Job {
+        datasets: datasets.iter().map(ToString::to_string).collect(),
+        ..job
     }
 }
 
@@ -69,6 +78,7 @@ pub struct Site {
     pub running: BTreeMap<JobId, Running>,
     pub waiting: BTreeMap<JobId, Job>,
     pub queues: BTreeMap<String, QueueSpec>,
+    pub datasets: BTreeMap<String, Dataset>,
     pub policy: Policy,
 }
 
@@ -102,6 +112,15 @@ impl Site {
         let queues = queues.into_iter();
         self.queues = queues.map(|(name, spec)| (name.to_owned(), spec)).collect();
         self.scheduler.set_queues(self.queues.clone());
+    }
+
+    pub fn put_dataset(&mut self, name: &str, gib: u64, warm: &[&str]) {
+        let dataset = Dataset {
+            size: Some(Bytes(gib << 30)),
+            warm: warm.iter().map(ToString::to_string).collect(),
+        };
+        self.datasets.insert(name.to_owned(), dataset.clone());
+        self.scheduler.put_dataset(name, dataset);
     }
 
     pub fn submit(&mut self, job: Job) {
@@ -223,6 +242,9 @@ impl Site {
         }
         for job in self.waiting.values().rev() {
             fresh.submit(job.clone());
+        }
+        for (name, dataset) in &self.datasets {
+            fresh.put_dataset(name, dataset.clone());
         }
         fresh.remember(&self.scheduler.history());
         fresh

@@ -13,3 +13,4 @@ mod reference;
 #[path = "../support/sized.rs"]
 mod sized;
 mod topology;
+mod warm;

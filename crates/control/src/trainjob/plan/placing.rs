@@ -9,7 +9,7 @@ use stoke_api::trainjob::{Attempt, Network, Outcome, Priority, Qos, Sizing, Tuni
 use stoke_api::{Bytes, CpuMilli, Reason, TrainJob};
 use stoke_memory::estimate::{Gpu, fits, gpu};
 use stoke_memory::{Advice, FailureCost, History, Share, lopsided, share_of, size};
-use stoke_sched::{Gang, Node, Plan, candidates};
+use stoke_sched::{Fetch, Gang, Node, Plan, candidates};
 
 use super::{Turn, after};
 use crate::config::Home;
@@ -245,8 +245,15 @@ pub fn attempt(turn: &Turn<'_>, grant: &Grant) -> Attempt {
         changes: turn.status.changes.clone(),
         changed_for: turn.status.changed_for.clone(),
         spot: turn.has_spot(&grant.plan.nodes),
+        data: told(&grant.fetches),
         ..placed(turn.job, &grant.plan)
     }
+}
+
+/// What of its data is where it goes, in words.
+fn told(fetches: &[Fetch]) -> Option<String> {
+    let told: Vec<String> = fetches.iter().map(ToString::to_string).collect();
+    (!told.is_empty()).then(|| told.join("; "))
 }
 
 /// Where a plan puts workers, as an attempt of the job has it.
