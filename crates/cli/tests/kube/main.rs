@@ -5,6 +5,7 @@ mod audit;
 mod bad_days;
 mod chart;
 mod commands;
+mod data;
 mod deleting;
 mod draining;
 #[path = "../support/failing.rs"]
@@ -25,6 +26,9 @@ mod random;
 mod recovering;
 mod release;
 mod rights;
+#[allow(dead_code, reason = "others need more of it")]
+#[path = "../support/s3.rs"]
+mod s3;
 mod support;
 mod training;
 mod workers;

@@ -1,7 +1,7 @@
 //! The testbed that `make kube-up` starts, as tests find it.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,15 @@ pub fn testbed_with_nodes() -> Option<Testbed> {
 impl Testbed {
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The machine, as pods reach it.
+    pub fn host(&self) -> String {
+        self.fact("STOKE_KUBE_HOST")
     }
 
     pub fn audit(&self) -> PathBuf {

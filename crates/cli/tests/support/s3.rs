@@ -12,6 +12,7 @@ pub struct Server {
     program: PathBuf,
     objects: PathBuf,
     secret: String,
+    host: String,
     port: u16,
     child: Option<Child>,
 }
@@ -19,6 +20,11 @@ pub struct Server {
 impl Server {
     /// With its objects in `objects`; none where it cannot be had, and the test is skipped.
     pub fn start(objects: &Path, secret: &str) -> Option<Self> {
+        Self::start_on("127.0.0.1", objects, secret)
+    }
+
+    /// On another address of this machine.
+    pub fn start_on(host: &str, objects: &Path, secret: &str) -> Option<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/s3/build.sh");
         let built = Command::new(script)
             .stderr(Stdio::inherit())
@@ -34,11 +40,12 @@ impl Server {
         }
         assert!(built.status.success(), "tests/s3/build.sh failed");
         std::fs::create_dir_all(objects.join(BUCKET)).expect("a bucket");
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let port = TcpListener::bind((host, 0)).and_then(|socket| socket.local_addr());
         let mut server = Self {
             program: PathBuf::from(String::from_utf8_lossy(&built.stdout).trim()),
             objects: objects.to_owned(),
             secret: secret.to_owned(),
+            host: host.to_owned(),
             port: port.expect("a port").port(),
             child: None,
         };
@@ -56,7 +63,7 @@ impl Server {
     /// Starts it where it was.
     pub fn revive(&mut self) {
         let child = Command::new(&self.program)
-            .args(["--port", &format!("127.0.0.1:{}", self.port), "--quiet"])
+            .args(["--port", &format!("{}:{}", self.host, self.port), "--quiet"])
             .arg("posix")
             .arg(&self.objects)
             .env("ROOT_ACCESS_KEY", ACCESS)
@@ -66,7 +73,7 @@ impl Server {
             .spawn();
         self.child = Some(child.expect("versitygw"));
         let deadline = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        while TcpStream::connect((self.host.as_str(), self.port)).is_err() {
             assert!(Instant::now() < deadline, "versitygw does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -77,7 +84,7 @@ impl Server {
     }
 
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}:{}", self.host, self.port)
     }
 
     /// A place in the bucket, as the server keeps it.
