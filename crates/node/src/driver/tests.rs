@@ -44,7 +44,8 @@ fn api(world: Arc<World>) -> Router {
 
 fn answer(world: &World, method: &Method, path: &str, body: &str) -> Response {
     let status = |code: u16| {
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no", "reason": "no"});
+        let reason = if code == 404 { "NotFound" } else { "Conflict" };
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no", "reason": reason});
         let code = StatusCode::from_u16(code).expect("a code");
         (code, status.to_string()).into_response()
     };
