@@ -433,6 +433,15 @@ mod tests {
     }
 
     #[test]
+    fn scopes_share_no_version() {
+        let plain = || Tally::default().summary("s3://a/b");
+        let of = |scope: &str| plain().within(scope).version;
+        assert_eq!(of(""), plain().version);
+        assert_eq!(of("one"), of("one"));
+        assert!(of("one") != of("other") && of("one") != of(""));
+    }
+
+    #[test]
     fn a_version_is_the_objects_and_not_their_order() {
         let (a, b) = (entry("a", 1, "x"), entry("b", 2, "y"));
         let both = version(&[a.clone(), b.clone()]);

@@ -273,6 +273,7 @@ impl Shared {
         let teller = Teller {
             client,
             node: options.node.clone(),
+            standing: Mutex::default(),
         };
         Ok(Arc::new(Self {
             teller,
@@ -427,6 +428,7 @@ impl Shared {
         if let Some(copying) = copying {
             copying.stop().await;
         }
+        self.teller.forget(id);
         let _turn = self.turn.lock().await;
         // Who was about to give it up may have come too late for that.
         let record: Option<Volume> = self.volumes.get(id);

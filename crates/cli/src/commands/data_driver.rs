@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::Client;
@@ -67,7 +68,12 @@ async fn serve(args: Args, world: &WorldArgs) -> anyhow::Result<ExitCode> {
             shutdown.cancel();
         }
     });
-    let config = world::service_config(world).await?;
+    let mut config = world::service_config(world).await?;
+    // A kubelet waits for what is asked, and asks again.
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(10));
+    config.read_timeout = Some(Duration::from_secs(30));
+    config.write_timeout = Some(Duration::from_secs(30));
     let client = Client::try_from(config).context("cannot set up a client")?;
     let socket_dir = args
         .kubelet_dir

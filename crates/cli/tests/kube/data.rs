@@ -278,7 +278,9 @@ fn what_is_wrong_with_the_keys_is_told_on_the_job_and_the_keys_are_told_nowhere(
             message.is_some_and(|it| it.contains(words))
         })
     };
-    says("waits for its node to copy words, which needs Secret keys in this namespace");
+    says(
+        "waits for its volumes, dataset words among them, which needs Secret keys in this namespace",
+    );
     keys(&testbed, &jobs, WRONG);
     says("StagingFailed: dataset words: s3://bucket/words: the server answers 403");
     let message = told_of(&testbed, &jobs)["message"].clone();

@@ -65,7 +65,7 @@ fn the_kubelet_is_told_whose_keys_to_hand_over() {
 fn a_job_says_how_far_its_data_is_and_what_is_wrong_with_it() {
     let mut stage = stage();
     waits(&mut stage, "ContainerCreating");
-    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Starting (StartingWorkers) 0/1 failures 0: attempt 1 on n1; rank 0 waits for its node to copy words, which needs Secret keys in this namespace");
+    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Starting (StartingWorkers) 0/1 failures 0: attempt 1 on n1; rank 0 waits for its volumes, dataset words among them, which needs Secret keys in this namespace");
     for usual in ["ContainerCreating", "PodInitializing"] {
         waits(&mut stage, usual);
         tell(&mut stage, STAGING_REASON, FAR);

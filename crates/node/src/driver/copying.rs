@@ -68,7 +68,7 @@ impl Copying {
 
     async fn attend(
         &self,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         volume: &Volume,
         mut work: JoinHandle<Result<Staged, DataError>>,
     ) -> Ended {
@@ -88,11 +88,17 @@ impl Copying {
         };
         match worked {
             Ok(Ok(staged)) => {
-                arrived(shared, volume, &self.uri, &staged).await;
-                if is_told {
-                    shared.teller.pod(volume, STAGED_REASON, "").await;
-                }
-                Ok(staged.path.clone())
+                let path = staged.path.clone();
+                let (shared, volume) = (Arc::clone(shared), volume.clone());
+                let uri = self.uri.clone();
+                // Many nodes may have it at the same moment and wait for each other to say so; their pods need not.
+                tokio::spawn(async move {
+                    if is_told {
+                        shared.teller.pod(&volume, STAGED_REASON, "").await;
+                    }
+                    arrived(&shared, &volume, uri, &staged).await;
+                });
+                Ok(path)
             }
             Ok(Err(error)) => {
                 let why = chain(&error);
@@ -131,7 +137,7 @@ impl Copying {
     }
 }
 
-async fn arrived(shared: &Shared, volume: &Volume, uri: &str, staged: &Staged) {
+async fn arrived(shared: &Shared, volume: &Volume, uri: String, staged: &Staged) {
     if staged.mended.files > 0 {
         let files = staged.mended.files;
         tracing::warn!(
@@ -143,7 +149,7 @@ async fn arrived(shared: &Shared, volume: &Volume, uri: &str, staged: &Staged) {
     let mut known = Known {
         namespace: volume.namespace.clone(),
         name: volume.dataset.clone(),
-        uri: uri.to_owned(),
+        uri,
         is_told: false,
     };
     // On record first: whoever is killed now says it when it is back.

@@ -3,7 +3,9 @@
 //! Many nodes write on one dataset. So each writes on condition that it is as it was read, and reads it again where it is not; and nobody
 //! waits for that, for what could not be said is said later.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +13,9 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use stoke_api::dataset::Staging;
-use stoke_api::names::{STAGING_ANNOTATION, STAGING_MANAGER};
+use stoke_api::names::{
+    STAGING_ANNOTATION, STAGING_FAILED_REASON, STAGING_MANAGER, STAGING_REASON,
+};
 use stoke_api::{Dataset, DatasetStatus};
 
 use super::ledger::Volume;
@@ -56,13 +60,47 @@ fn patch_of(told: &DatasetStatus, node: &str, change: Change<'_>) -> Option<Valu
     }
 }
 
-#[derive(Clone)]
+/// How all volumes of each pod stand. A pod has one place for it, so what keeps it the longest is told there.
+#[derive(Debug, Default)]
+pub(super) struct Standing(BTreeMap<String, BTreeMap<String, (String, String)>>);
+
+impl Standing {
+    /// Notes how one volume stands. Returns how its pod does: what failed, else what is on its way, else that all is there.
+    fn note(&mut self, volume: &Volume, reason: &str, message: &str) -> (String, String) {
+        let pod = format!("{}/{}", volume.namespace, volume.pod);
+        let volumes = self.0.entry(pod).or_default();
+        let new = (reason.to_owned(), message.to_owned());
+        volumes.insert(volume.id.clone(), new.clone());
+        let of = |reason: &str| volumes.values().find(|it| it.0 == reason).cloned();
+        of(STAGING_FAILED_REASON)
+            .or_else(|| of(STAGING_REASON))
+            .unwrap_or(new)
+    }
+
+    fn forget(&mut self, id: &str) {
+        self.0.retain(|_, volumes| {
+            volumes.remove(id);
+            !volumes.is_empty()
+        });
+    }
+}
+
 pub(super) struct Teller {
     pub(super) client: Client,
     pub(super) node: String,
+    pub(super) standing: Mutex<Standing>,
 }
 
 impl Teller {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing more will be said of this volume.
+    pub(super) fn forget(&self, id: &str) {
+        self.standing().forget(id);
+    }
+
     pub(super) fn datasets(&self, namespace: &str) -> Api<Dataset> {
         Api::namespaced(self.client.clone(), namespace)
     }
@@ -70,7 +108,8 @@ impl Teller {
     /// On the pod, where its job reads it. Whether it could be said changes nothing.
     pub(super) async fn pod(&self, volume: &Volume, reason: &str, message: &str) {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &volume.namespace);
-        let text = Staging::text(reason, message);
+        let (reason, message) = self.standing().note(volume, reason, message);
+        let text = Staging::text(&reason, &message);
         let patch = json!({"metadata": {"annotations": {STAGING_ANNOTATION: text}}});
         let params = PatchParams {
             field_manager: Some(STAGING_MANAGER.to_owned()),
@@ -144,6 +183,28 @@ impl Teller {
 mod tests {
     use super::*;
     use stoke_api::Bytes;
+    use stoke_api::names::STAGED_REASON;
+
+    #[test]
+    fn what_keeps_a_pod_the_longest_is_told_on_it() {
+        let volume = |id: &str| Volume {
+            id: id.to_owned(),
+            target: "/t".into(),
+            namespace: "ml".to_owned(),
+            pod: "p".to_owned(),
+            dataset: "d".to_owned(),
+        };
+        let mut standing = Standing::default();
+        let mut note = |id, reason, message| standing.note(&volume(id), reason, message).1;
+        assert_eq!(note("a", STAGING_REASON, "a 1 of 9"), "a 1 of 9");
+        assert_eq!(note("b", STAGING_FAILED_REASON, "b 403"), "b 403");
+        assert_eq!(note("a", STAGING_REASON, "a 2 of 9"), "b 403");
+        assert_eq!(note("b", STAGED_REASON, ""), "a 2 of 9");
+        assert_eq!(note("a", STAGED_REASON, ""), "");
+        standing.forget("a");
+        standing.forget("b");
+        assert!(standing.0.is_empty());
+    }
 
     #[test]
     fn a_node_writes_for_itself_and_only_what_is_news() {

@@ -173,6 +173,16 @@ impl Scene {
         self.world.dataset.lock().expect("a lock")["status"].clone()
     }
 
+    /// It is said while the pod starts.
+    async fn says(&self, status: &Value) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while self.status() != *status {
+            let now = tokio::time::Instant::now();
+            assert!(now < deadline, "{:#}", self.status());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     fn told(&self) -> Option<String> {
         let annotation = self.world.annotation.lock().expect("a lock");
         let text = annotation.as_deref()?;
@@ -260,7 +270,7 @@ async fn a_dataset_is_shown_to_many_copied_once_and_leaves_nothing() {
     assert_eq!(written, io::ErrorKind::ReadOnlyFilesystem);
     assert_eq!(scene.pins(), ids.len());
     let told = json!({"size": "13", "files": 1, "message": null, "warmNodes": ["box"]});
-    assert_eq!(scene.status(), told);
+    scene.says(&told).await;
     // The same again is nothing new.
     assert_eq!(publish(&socket, &requests[0]).await.0, "0");
     assert_eq!(scene.pins(), ids.len());
@@ -332,7 +342,7 @@ async fn what_is_wrong_is_told_on_the_pod_and_the_dataset_until_it_is_mended() {
         assert_eq!(code, "0", "{message}");
     }
     let told = json!({"size": "13", "files": 1, "message": null, "warmNodes": ["another", "box"]});
-    assert_eq!(scene.status(), told);
+    scene.says(&told).await;
     // It was there within the second, so its pod was told nothing more; the job goes by the pod's own status then.
     assert_ne!(scene.told().as_deref(), Some(STAGED_REASON));
     unpublish(&scene, &socket, "a").await;

@@ -174,7 +174,7 @@ pub fn starting(
         // Without the Secret its node does not even begin, and tells nobody but the pod's events.
         let keys = secret.map(|secret| format!(", which needs Secret {secret} in this namespace"));
         return format!(
-            "{}; rank {} waits for its node to copy {dataset}{}",
+            "{}; rank {} waits for its volumes, dataset {dataset} among them{}",
             place(attempt),
             worker.rank,
             keys.unwrap_or_default()
