@@ -167,10 +167,10 @@ fn introduction(endpoint: &Path) -> Router {
             "/pluginregistration.Registration/NotifyRegistrationStatus",
             post(status),
         )
-        .fallback(unknown)
+        .fallback(|request: Request| async move { unknown(&request) })
 }
 
-async fn unknown(request: Request) -> Status {
+fn unknown(request: &Request) -> Status {
     let path = request.uri().path();
     Status::new(Code::Unimplemented, format!("there is no {path} here"))
 }
@@ -216,7 +216,7 @@ fn services(shared: Arc<Shared>) -> Router {
         .route("/csi.v1.Node/NodeGetCapabilities", post(nothing))
         .route("/csi.v1.Node/NodePublishVolume", post(publish))
         .route("/csi.v1.Node/NodeUnpublishVolume", post(unpublish))
-        .fallback(unknown)
+        .fallback(|request: Request| async move { unknown(&request) })
 }
 
 /// What a kubelet asks for, if it makes sense.
@@ -339,15 +339,15 @@ impl Shared {
 
     /// The same asked twice is done once. What was shown and not yet closed, because we were killed in between, is closed.
     fn is_shown(&self, volume: &Volume) -> Result<bool, Status> {
-        let shown = || -> io::Result<bool> {
-            let is_shown =
-                self.volumes.has(&volume.id) && mounts::is_mounted(&mounts::now()?, &volume.target);
-            if is_shown {
-                mounts::close(&volume.target)?;
-            }
-            Ok(is_shown)
-        };
-        shown().map_err(|error| Status::new(Code::Internal, error.to_string()))
+        if !self.volumes.has(&volume.id) {
+            return Ok(false);
+        }
+        let mounted = mounts::now().map_err(internal)?;
+        let is_shown = mounts::is_mounted(&mounted, &volume.target);
+        if is_shown {
+            mounts::close(&volume.target).map_err(internal)?;
+        }
+        Ok(is_shown)
     }
 
     /// Begins to copy for a volume, or finds that it is being done.

@@ -238,9 +238,8 @@ fn a_bucket_is_copied_once_to_a_node_though_its_driver_is_killed_and_leaves_noth
     assert_eq!(status["message"], Value::Null);
 
     // The next one there finds it, as do several at once.
-    let gang = json!({"workers": 3});
     let mut several = reader(&node, &script);
-    several["workers"] = gang["workers"].clone();
+    several["workers"] = json!(3);
     jobs.create("second", &several);
     jobs.wait("second", "Complete");
     let more = narrows.sent() - sent;

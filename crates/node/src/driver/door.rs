@@ -218,7 +218,7 @@ mod tests {
             0x41,
             0x7f,
             (300 - 127) as u8 | 0x80,
-            (300_u32 - 127 >> 7) as u8,
+            ((300_u32 - 127) >> 7) as u8,
         ];
         encoded.extend(long);
         assert_eq!(rewritten(&encoded), Some(vec![0x41, 1, b'k']));

@@ -1,5 +1,7 @@
 //! gRPC as far as a kubelet needs it: one message there, one back, and a status, over HTTP/2.
 
+use std::fmt::Write;
+
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
@@ -59,7 +61,9 @@ fn escaped(message: &str) -> String {
     for byte in message.bytes() {
         match byte {
             b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
-            _ => text.push_str(&format!("%{byte:02X}")),
+            _ => {
+                let _ = write!(text, "%{byte:02X}");
+            }
         }
     }
     text
