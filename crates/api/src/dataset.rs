@@ -92,6 +92,33 @@ impl DatasetSpec {
     }
 }
 
+/// How far a node is with the data of a pod, as it says on the pod.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Staging {
+    /// One of [`crate::names::STAGING_REASON`], [`crate::names::STAGING_FAILED_REASON`] and [`crate::names::STAGED_REASON`].
+    pub reason: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+impl Staging {
+    /// Whoever may annotate a pod may have written anything, and as much of it as they liked.
+    const LENGTH_MAX: usize = 4096;
+
+    pub fn parse(text: &str) -> Option<Self> {
+        (text.len() <= Self::LENGTH_MAX)
+            .then(|| serde_json::from_str(text).ok())
+            .flatten()
+    }
+
+    /// As it is written on a pod.
+    pub fn text(reason: &str, message: &str) -> String {
+        // What is too long would not be read; most of it says enough.
+        let message: String = message.chars().take(1000).collect();
+        serde_json::json!({"reason": reason, "message": message}).to_string()
+    }
+}
+
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DatasetStatus {

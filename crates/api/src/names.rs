@@ -37,6 +37,10 @@ pub const CHECKPOINT_REQUEST_ANNOTATION: &str = "stokehold.dev/checkpoint-reques
 pub const LAST_CHECKPOINT_ANNOTATION: &str = "stokehold.dev/last-checkpoint";
 /// On a pod of a job: its newest checkpoint, as JSON ([`crate::contract::checkpoints::Saved`]). Written by the node.
 pub const SAVED_ANNOTATION: &str = "stokehold.dev/saved";
+/// On a pod: how far its node is with its data, as JSON ([`crate::dataset::Staging`]). Written where a kubelet writes the pod's status.
+pub const STAGING_ANNOTATION: &str = "stokehold.dev/staging";
+/// By whom, as the API server keeps it with the time.
+pub const STAGING_MANAGER: &str = "stokehold-data";
 /// On a node: its GPUs are made up.
 pub const GPU_SIMULATED_LABEL: &str = "stokehold.dev/gpu-simulated";
 
@@ -152,5 +156,7 @@ pub const DATA_DRIVER: &str = "data.stokehold.dev";
 pub const DATA_DRIVER_DATASET: &str = "dataset";
 /// Why a container waits whose node is copying a dataset. That takes as long as it takes.
 pub const STAGING_REASON: &str = "StagingDataset";
+/// The same when all of it is there.
+pub const STAGED_REASON: &str = "DatasetStaged";
 /// The same where that failed. Its node tries again.
 pub const STAGING_FAILED_REASON: &str = "StagingFailed";

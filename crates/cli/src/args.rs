@@ -7,8 +7,9 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    agent, completions, crds, data, delete, describe, doctor, down, estimate, explain, get, heed,
-    history, kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend, top, up,
+    agent, completions, crds, data, data_driver, delete, describe, doctor, down, estimate, explain,
+    get, heed, history, kubeconfig, logs, memory, mpi, operator, queue, run, sched, shim, suspend,
+    top, up,
 };
 use crate::program;
 use crate::world::{Asked, Named};
@@ -186,6 +187,7 @@ pub enum Command {
     Crds(crds::Args),
     Operator(operator::Args),
     Agent(agent::Args),
+    DataDriver(data_driver::Args),
     Completions(completions::Args),
     #[command(hide = true)]
     Shim(shim::Args),

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod completions;
 pub mod crds;
 pub mod data;
+pub mod data_driver;
 pub mod delete;
 pub mod describe;
 pub mod doctor;
@@ -51,6 +52,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Estimate(args) => estimate::run(&args),
         Command::Operator(args) => operator::run(args, world),
         Command::Agent(args) => agent::run(args, world),
+        Command::DataDriver(args) => data_driver::run(args, world),
         Command::Kubeconfig(args) => kubeconfig::run(args, &here("kubeconfig", world)?),
         Command::Up(args) => up::run(args, &here("up", world)?),
         Command::Down(args) => {

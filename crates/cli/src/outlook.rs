@@ -41,7 +41,11 @@ pub async fn of(
 
 fn config(session: &Session) -> Config {
     if session.is_cluster() {
-        Config::cluster()
+        Config {
+            // How the operator was started is not known here. Where it was without, the job's own status says so.
+            data_driver: true,
+            ..Config::cluster()
+        }
     } else {
         Config::machine(std::env::current_exe().unwrap_or_default())
     }

@@ -27,6 +27,8 @@ pub struct Config {
     pub image: Option<String>,
     /// Write a NetworkPolicy for each gang on the pods' own network, so that nothing but the gang itself reaches its workers.
     pub network_policies: bool,
+    /// The nodes of the cluster have the driver that copies datasets.
+    pub data_driver: bool,
     /// Bind pods to their node ourselves, where there is no kube-scheduler.
     pub binder: bool,
     /// The levels of the network, as keys of node labels, outermost first. One node is the innermost, said or not.
@@ -94,6 +96,7 @@ impl Config {
             stoke_exe,
             image: None,
             network_policies: false,
+            data_driver: false,
             binder: true,
             topology: Vec::new(),
             retry: Backoff {

@@ -9,11 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use serde_json::Value;
 use stoke_api::contract::checkpoints::Saved;
+use stoke_api::dataset::Staging;
 use stoke_api::digest::{ContainerDigest, PodDigest};
 use stoke_api::names::{
     ATTEMPT_LABEL, CHECKPOINT_REQUEST_ANNOTATION, GPU_DEVICES_ANNOTATION, IDLE_ANNOTATION,
     JOB_LABEL, LAST_CHECKPOINT_ANNOTATION, MEMORY_DIGEST_ANNOTATION, MEMORY_RISK_ANNOTATION,
-    RANK_LABEL, SAVED_ANNOTATION, USAGE_ANNOTATION,
+    RANK_LABEL, SAVED_ANNOTATION, STAGING_ANNOTATION, STAGING_MANAGER, USAGE_ANNOTATION,
 };
 use stoke_api::risk::MemoryRisk;
 use stoke_sched::Resources;
@@ -54,6 +55,15 @@ pub struct Metadata {
     pub last_checkpoint: Option<Timestamp>,
     /// Which that is, where its node knows.
     pub saved: Option<Box<Saved>>,
+    /// How far its node is with its data, where the kubelet does not say it.
+    pub staging: Option<Box<Told>>,
+}
+
+/// What a node says of a pod's data, and when it last did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    pub staging: Staging,
+    pub at: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -233,6 +243,15 @@ impl From<ObjectMeta> for Metadata {
         let devices = annotations.get(GPU_DEVICES_ANNOTATION);
         let checkpoint = annotations.get(LAST_CHECKPOINT_ANNOTATION);
         let saved = annotations.get(SAVED_ANNOTATION);
+        let staging = annotations.get(STAGING_ANNOTATION);
+        let staging = staging
+            .and_then(|text| Staging::parse(text))
+            .map(|staging| {
+                let writes = metadata.managed_fields.iter().flatten();
+                let of_node = writes.filter(|it| it.manager.as_deref() == Some(STAGING_MANAGER));
+                let at = of_node.filter_map(|it| Some(it.time.as_ref()?.0)).max();
+                Box::new(Told { staging, at })
+            });
         let owners = metadata.owner_references.into_iter().flatten();
         Self {
             name: boxed(metadata.name.unwrap_or_default()),
@@ -252,6 +271,7 @@ impl From<ObjectMeta> for Metadata {
             kernel: Box::default(),
             risk: risk.and_then(|text| MemoryRisk::parse(text)).map(Box::new),
             checkpoint_request: request.map(|text| text.as_str().into()),
+            staging,
         }
     }
 }

@@ -3,6 +3,8 @@
 pub mod admission;
 pub mod apply;
 mod children;
+#[cfg(test)]
+mod data_on_clusters;
 pub mod fingerprint;
 #[cfg(test)]
 pub mod fixtures;

@@ -45,6 +45,7 @@ pub struct Cache {
     bytes_max: Option<u64>,
     patience: Duration,
     folds_case: bool,
+    scope: String,
     pins: Pins,
 }
 
@@ -71,6 +72,7 @@ pub struct Held {
     pub version: String,
     pub name: String,
     pub uri: String,
+    pub scope: String,
     pub files: u64,
     pub bytes: u64,
     pub is_whole: bool,
@@ -83,6 +85,8 @@ pub struct Held {
 struct About {
     name: String,
     uri: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    scope: String,
     #[serde(flatten)]
     summary: Summary,
     /// The start of the machine during which it was written.
@@ -99,6 +103,7 @@ impl Cache {
             bytes_max,
             patience: PATIENCE,
             folds_case: folds_case(&root.join("tmp"))?,
+            scope: String::new(),
             pins: Pins::new(root.join("pins")),
         };
         empty(pins::entries(&cache.root.join("trash"))?);
@@ -120,6 +125,13 @@ impl Cache {
         self
     }
 
+    /// For those only who trust each other. A listing is told by whoever owns the store it is asked of: with it alone, one could read what
+    /// another has copied, or have another read what one has put there.
+    pub fn within(mut self, scope: &str) -> Self {
+        scope.clone_into(&mut self.scope);
+        self
+    }
+
     /// Makes a dataset lie whole on this disk, pinned. Whoever comes while another stages it waits and finds it there. `verify` reads all of it
     /// and not only the files' sizes and times.
     pub async fn stage(
@@ -134,7 +146,7 @@ impl Cache {
         loop {
             progress.enter(Stage::Listing);
             let patience = Patience::new(self.patience);
-            let listed = listing::list(
+            let mut listed = listing::list(
                 remote,
                 &self.root.join("tmp"),
                 self.folds_case,
@@ -142,6 +154,7 @@ impl Cache {
                 progress,
             )
             .await?;
+            listed.summary = listed.summary.within(&self.scope);
             progress.listed(listed.summary.files, listed.summary.bytes);
             let version = listed.summary.version.clone();
             match self
@@ -299,6 +312,7 @@ impl Cache {
             let about = About {
                 name: name.to_owned(),
                 uri: remote.uri().to_owned(),
+                scope: self.scope.clone(),
                 summary,
                 boot: disk::boot_id(),
             };
@@ -383,6 +397,7 @@ impl Cache {
                 version: about.summary.version,
                 name: about.name,
                 uri: about.uri,
+                scope: about.scope,
                 files: about.summary.files,
                 bytes: about.summary.bytes,
                 is_whole: !id.ends_with(PART),

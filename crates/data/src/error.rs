@@ -35,9 +35,9 @@ pub enum DataError {
         "{uri}: {what} arrived with the wrong bytes, again and again: its checksum is not the one on record"
     )]
     Corrupt { uri: String, what: String },
-    #[error("no room for {bytes}: {shortfall}; give the cache more (stoke up --data-cache SIZE), or free some: stoke data evict NAME", bytes = crate::progress::amount(*needed))]
+    #[error("no room for {bytes}: {shortfall}; give the cache more (stoke up --data-cache SIZE; on a cluster the chart's data.cache.size), or free some: stoke data evict NAME", bytes = crate::progress::amount(*needed))]
     NoRoom { needed: u64, shortfall: Shortfall },
-    #[error("the disk of {} is full; free some space there, or give the cache less of it (stoke up --data-cache SIZE)", path.display())]
+    #[error("the disk of {} is full; free some space there, or give the cache less of it (stoke up --data-cache SIZE; on a cluster the chart's data.cache.size)", path.display())]
     DiskFull { path: PathBuf },
     #[error("cannot {what} {}: {why}", path.display())]
     Disk {

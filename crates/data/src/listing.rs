@@ -99,6 +99,17 @@ impl Tally {
     }
 }
 
+impl Summary {
+    /// The same for those of one scope only: another scope's listing that says the same is another version.
+    pub(crate) fn within(mut self, scope: &str) -> Self {
+        if !scope.is_empty() {
+            let text = format!("{scope}\n{}", self.version);
+            self.version = hex(&digest(text.as_bytes()).0[..16]);
+        }
+        self
+    }
+}
+
 /// Asks for everything below a place, or for the one object that it is.
 pub(crate) async fn list(
     remote: &Remote,
@@ -419,6 +430,15 @@ mod tests {
             tally.add(entry);
         }
         tally.summary("s3://a/b").version
+    }
+
+    #[test]
+    fn scopes_share_no_version() {
+        let plain = || Tally::default().summary("s3://a/b");
+        let of = |scope: &str| plain().within(scope).version;
+        assert_eq!(of(""), plain().version);
+        assert_eq!(of("one"), of("one"));
+        assert!(of("one") != of("other") && of("one") != of(""));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod causes;
 pub mod cgroup;
 mod checkpoint;
 mod commons;
+pub mod driver;
 mod events;
 mod gpu;
 pub mod heed;

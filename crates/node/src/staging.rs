@@ -188,14 +188,15 @@ impl Stager {
         }
     }
 
-    /// Begins to copy, for a pod that keeps it until it is unpinned.
+    /// Begins to copy, for whoever keeps it by this name until it is unpinned. Scopes share nothing.
     pub(crate) fn begin(
         &self,
+        scope: &str,
         remote: Remote,
         name: String,
-        uid: String,
+        holder: String,
     ) -> Result<Begun, DataError> {
-        let cache = self.cache()?;
+        let cache = self.cache()?.within(scope);
         let progress = Arc::new(Progress::default());
         {
             let mut running = locked(&self.running);
@@ -222,7 +223,7 @@ impl Stager {
         let shown = progress.clone();
         let work = async move {
             cache
-                .stage(&remote, &name, Pin::Kept(&uid), false, &shown)
+                .stage(&remote, &name, Pin::Kept(&holder), false, &shown)
                 .await
         };
         // It was made above.

@@ -213,12 +213,12 @@ impl Place {
             .collect())
     }
 
-    /// The cache of this machine; a cluster's nodes have none yet.
+    /// The cache of this machine. Those of a cluster's nodes are theirs alone to fill and to empty.
     fn cache(&self) -> anyhow::Result<Cache> {
         if self.session.is_cluster() {
-            let what = "nodes of a cluster do not copy datasets yet; this is about the engine of this machine";
+            let what = "this is about the engine of this machine; a node of a cluster copies a dataset when the first worker there needs it, checks it each time, and removes what was used the longest ago when it needs room";
             return Err(Failure::new(Exit::Refused, what)
-                .hint("put the data on a claim or an NFS export that the nodes reach")
+                .hint("copy it with a job: stoke run --dataset NAME:/data -- true; how much room there is for copies, the chart's data.cache.size says")
                 .into());
         }
         Ok(Cache::open_as_it_is(&staging::cache_dir(

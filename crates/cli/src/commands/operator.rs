@@ -55,6 +55,9 @@ pub struct Args {
     /// Give every job with several workers a NetworkPolicy of its own
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     network_policy: bool,
+    /// The nodes run `stoke data-driver`, so jobs may name datasets in object stores
+    #[arg(long)]
+    data_driver: bool,
     /// How long a gang may take to start before it is placed anew, elsewhere where it can
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
     start_deadline: Duration,
@@ -199,6 +202,7 @@ async fn operate(args: Args, world: &WorldArgs) -> anyhow::Result<()> {
         requests: args.requests,
         image: args.image,
         network_policies: args.network_policy,
+        data_driver: args.data_driver,
         start_deadline: args.start_deadline,
         notice_wait_max: args.notice_wait.min(WAIT_MAX),
         save_wait: args.save_wait.min(WAIT_MAX),

@@ -163,6 +163,8 @@ fn what_is_misspelt_or_impossible_is_refused() {
         ("operator.startDeadline=15", "startDeadline"),
         ("operator.requests=0", "requests"),
         ("agent.runAsUser=root", "runAsUser"),
+        ("data.cache.size=lots", "size"),
+        ("data.kubeletDir=kubelet", "kubeletDir"),
         ("image.digest=latest", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("priorityClasses.values.standard=2000000000", "standard"),
@@ -235,13 +237,18 @@ fn with_every_value_said_it_installs_what_was_reviewed() {
         return;
     };
     insta::assert_snapshot!(names(&objects), @"
+    CSIDriver data.stokehold.dev
     ClusterRole stokehold-agent
+    ClusterRole stokehold-data
     ClusterRole stokehold-operator
     ClusterRoleBinding stokehold-agent
+    ClusterRoleBinding stokehold-data
     ClusterRoleBinding stokehold-operator
     DaemonSet stokehold-system/stokehold-agent
+    DaemonSet stokehold-system/stokehold-data
     Deployment stokehold-system/stokehold-operator
     NetworkPolicy stokehold-system/stokehold-agent
+    NetworkPolicy stokehold-system/stokehold-data
     NetworkPolicy stokehold-system/stokehold-operator
     PriorityClass stokehold-experiment
     PriorityClass stokehold-production
@@ -252,11 +259,14 @@ fn with_every_value_said_it_installs_what_was_reviewed() {
     Service stokehold-system/stokehold-agent-metrics
     Service stokehold-system/stokehold-operator-metrics
     ServiceAccount stokehold-system/stokehold-agent
+    ServiceAccount stokehold-system/stokehold-data
     ServiceAccount stokehold-system/stokehold-operator
     ServiceMonitor stokehold-system/stokehold-agent
     ServiceMonitor stokehold-system/stokehold-operator
     ValidatingAdmissionPolicy stokehold-agent
+    ValidatingAdmissionPolicy stokehold-data
     ValidatingAdmissionPolicyBinding stokehold-agent
+    ValidatingAdmissionPolicyBinding stokehold-data
     ");
     // Whole in a file of its own: every value must be seen to arrive.
     let objects: BTreeMap<String, &Value> = objects
@@ -324,6 +334,18 @@ fn nobody_is_given_more_than_was_reviewed() {
     patch pods
     watch pods
     patch pods/resize
+    ");
+    assert_eq!(rights("stokehold-data"), "", "nobody runs a driver unasked");
+    let Some(objects) = rendered(Some("testbed.yaml")) else {
+        return;
+    };
+    let rights = audit::rights(&objects, release::NAMESPACE, "stokehold-data");
+    let rights = rights.expect("no wildcard");
+    let rights: Vec<String> = rights.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(rights.join("\n"), @"
+    patch pods
+    get stokehold.dev/datasets
+    patch stokehold.dev/datasets/status
     ");
 }
 
@@ -411,6 +433,47 @@ fn its_pods_ask_for_little() {
         assert_eq!(of_host, expected, "{name}");
     }
     assert_eq!(seen, 2);
+}
+
+/// Who mounts for others is root and privileged; that is all it has more, and nobody has it unasked.
+#[test]
+fn the_data_driver_is_privileged_and_sees_little_of_its_node() {
+    let Some(objects) = rendered(Some("testbed.yaml")) else {
+        return;
+    };
+    let is_privileged = |object: &&Value| object.to_string().contains(r#""privileged":true"#);
+    let privileged: Vec<&Value> = objects.iter().filter(is_privileged).collect();
+    let [driver] = privileged[..] else {
+        panic!("{privileged:#?}");
+    };
+    assert_eq!(driver["metadata"]["name"], "stokehold-data");
+    let pod = &driver["spec"]["template"]["spec"];
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        assert!(pod[field].is_null(), "it asks for {field}");
+    }
+    let container = &pod["containers"][0];
+    assert_eq!(
+        container["securityContext"],
+        json!({"privileged": true, "readOnlyRootFilesystem": true})
+    );
+    let mounts = container["volumeMounts"].as_array().expect("mounts");
+    let mounts = mounts.iter().map(|mount| {
+        let path = mount["mountPath"].as_str().unwrap_or_default();
+        let how = mount["mountPropagation"].as_str();
+        let how = how.or(mount["readOnly"].as_bool().map(|_| "read-only"));
+        format!("{path} {}", how.unwrap_or_default())
+            .trim()
+            .to_owned()
+    });
+    insta::assert_snapshot!(mounts.collect::<Vec<_>>().join("\n"), @"
+    /var/lib/kubelet/plugins/data.stokehold.dev
+    /var/lib/kubelet/plugins_registry
+    /var/lib/kubelet/pods Bidirectional
+    /var/lib/stokehold-data
+    /etc/ssl/certs read-only
+    ");
+    assert!(container["resources"]["limits"]["memory"].is_string());
+    assert!(container["livenessProbe"].is_object());
 }
 
 /// The static binary, as the Dockerfile packs it.

@@ -7,6 +7,7 @@ mod chart;
 mod commands;
 #[path = "../support/copied.rs"]
 mod copied;
+mod data;
 mod deleting;
 mod draining;
 #[path = "../support/failing.rs"]

@@ -1,4 +1,4 @@
-//! The API server keeps each agent to the workers of its own node: the token says which that is.
+//! The API server keeps each agent and each data driver to its own node: the token says which that is.
 
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,13 @@ impl<'a> Scene<'a> {
             ]);
             command.args(arguments).output().expect("kubectl");
         };
-        delete(&["pod", "own-node-agent", "-n", release::NAMESPACE]);
+        delete(&[
+            "pod",
+            "own-node-agent",
+            "own-node-data",
+            "-n",
+            release::NAMESPACE,
+        ]);
         delete(&["pods", "--all", "-n", NAMESPACE]);
         delete(&["nodes", "own-node-a", "own-node-b"]);
         delete(&["namespace", NAMESPACE]);
@@ -86,12 +92,19 @@ impl Drop for Scene<'_> {
 
 /// The namespace's pods, with the token of an agent.
 async fn pods(testbed: &Testbed, bound_to: Option<&str>) -> Api<Pod> {
-    let config = release::account(testbed, "stokehold-agent", bound_to);
+    Api::namespaced(
+        client(testbed, "stokehold-agent", bound_to).await,
+        NAMESPACE,
+    )
+}
+
+async fn client(testbed: &Testbed, account: &str, bound_to: Option<&str>) -> Client {
+    let config = release::account(testbed, account, bound_to);
     let config: Kubeconfig = serde_json::from_value(config).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
         .expect("a configuration");
-    Api::namespaced(Client::try_from(config).expect("a client"), NAMESPACE)
+    Client::try_from(config).expect("a client")
 }
 
 /// The same of a change of a container's size.
@@ -287,6 +300,7 @@ async fn try_everything(testbed: &Testbed) {
             }
         }
     }
+    try_as_driver(&scene).await;
     // Nobody else is kept from anything.
     let patch = annotation("example.com/mine", json!("x")).to_string();
     succeed(
@@ -294,4 +308,107 @@ async fn try_everything(testbed: &Testbed) {
             .kubectl(&["patch", "pod", "foreign", "-n", NAMESPACE])
             .args(["--type=merge", "-p", &patch]),
     );
+}
+
+/// The same for who copies datasets, on the scene as it is.
+async fn try_as_driver(scene: &Scene<'_>) {
+    scene.pod(
+        release::NAMESPACE,
+        "own-node-data",
+        "own-node-a",
+        json!({}),
+        "stokehold-data",
+    );
+    scene.create(
+        &json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "Dataset",
+        "metadata": {"name": "words", "namespace": NAMESPACE}, "spec": {"uri": "s3://bucket/words"}}),
+    );
+    let token = Some("Pod/own-node-data");
+    let driver = client(scene.testbed, "stokehold-data", token).await;
+    let nowhere = client(scene.testbed, "stokehold-data", None).await;
+    let annotation = |key: &str| json!({"metadata": {"annotations": {key: "{}"}}});
+    let staging = || annotation("stokehold.dev/staging");
+    let of_another =
+        r#"the data driver of node "own-node-a" may not write to a pod of node "own-node-b""#;
+    let only_ours = "may change the annotation stokehold.dev/staging only";
+    let of_no_node = "the data driver's token is of no node";
+    // A policy is in force a moment after it was made.
+    let pods: Api<Pod> = Api::namespaced(driver.clone(), NAMESPACE);
+    let deadline = Instant::now() + support::PATIENCE;
+    while refusal(&pods, "foreign", &staging()).await.is_none() {
+        assert!(Instant::now() < deadline, "the policy is never in force");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for (by, pod, patch, refused) in [
+        (&driver, "own", staging(), None),
+        // Whoever reads a dataset without being a job's worker is told, too.
+        (&driver, "plain", staging(), None),
+        (&driver, "foreign", staging(), Some(of_another)),
+        (&nowhere, "own", staging(), Some(of_no_node)),
+        (
+            &driver,
+            "own",
+            annotation("stokehold.dev/usage"),
+            Some(only_ours),
+        ),
+        (
+            &driver,
+            "own",
+            annotation("example.com/owner"),
+            Some(only_ours),
+        ),
+        (
+            &driver,
+            "own",
+            json!({"metadata": {"labels": {"stokehold.dev/job": "other"}}}),
+            Some(only_ours),
+        ),
+        (
+            &driver,
+            "own",
+            json!({"spec": {"activeDeadlineSeconds": 1}}),
+            Some(only_ours),
+        ),
+    ] {
+        let pods: Api<Pod> = Api::namespaced(by.clone(), NAMESPACE);
+        let said = refusal(&pods, pod, &patch).await;
+        expect(said, refused, &format!("{pod} {patch}"));
+    }
+    let own_only = "may say of its own node only whether a dataset is warm there";
+    for (by, status, refused) in [
+        (
+            &driver,
+            json!({"warmNodes": ["own-node-a"], "size": "1Gi"}),
+            None,
+        ),
+        (
+            &driver,
+            json!({"warmNodes": ["own-node-b"]}),
+            Some(own_only),
+        ),
+        (&driver, json!({"warmNodes": []}), None),
+        (&nowhere, json!({"message": "x"}), Some(of_no_node)),
+    ] {
+        let datasets: Api<stoke_api::Dataset> = Api::namespaced(by.clone(), NAMESPACE);
+        let patch = json!({"status": status});
+        let patched = datasets
+            .patch_status("words", &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        let said = match patched {
+            Ok(_) => None,
+            Err(kube::Error::Api(status)) => Some(status.message.clone()),
+            Err(error) => panic!("{patch}: {error}"),
+        };
+        expect(said, refused, &patch.to_string());
+    }
+}
+
+fn expect(said: Option<String>, refused: Option<&str>, what: &str) {
+    match refused {
+        None => assert_eq!(said, None, "{what}"),
+        Some(message) => {
+            let said = said.unwrap_or_default();
+            assert!(said.contains(message), "{what}: {said:?}");
+        }
+    }
 }

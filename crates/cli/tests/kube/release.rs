@@ -52,7 +52,11 @@ pub fn exclusive(testbed: &Testbed) -> Option<Exclusive> {
 
 /// The definitions, accounts and rights, and nothing that runs: for a test that starts operators of its own. As [`exclusive`].
 pub fn without_operator(testbed: &Testbed) -> Option<Exclusive> {
-    let nothing_runs = ["operator.replicas=0", "agent.enabled=false"];
+    let nothing_runs = [
+        "operator.replicas=0",
+        "agent.enabled=false",
+        "data.enabled=false",
+    ];
     have(testbed, Installed::WithoutOperator, &nothing_runs)
 }
 
@@ -97,6 +101,9 @@ pub fn install(testbed: &Testbed, chart: &Path, settings: &[&str]) {
         ])
         .arg("--values")
         .arg(values);
+    // A kubelet of the testbed keeps its files below the testbed's own directory, each in another place.
+    let pods_dir = format!("data.podsDir={}", testbed.dir().display());
+    command.args(["--set", &pods_dir]);
     if !testbed.has_nodes() {
         command.args(["--set", "operator.replicas=0"]);
     }

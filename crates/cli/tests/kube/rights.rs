@@ -1,4 +1,4 @@
-//! No right is missing and none is spare: the operator and the agents are taken through everything they do, and the API
+//! No right is missing and none is spare: the operator, the agents and the data drivers are taken through everything they do, and the API
 //! server's audit log says which of their rights that took.
 
 use serde_json::{Value, json};
@@ -73,6 +73,21 @@ fn exercise(testbed: &Testbed, jobs: &Jobs) {
         jobs.wait(name, "Complete");
     }
     outlive_a_profile(testbed, jobs);
+    // A dataset whose keys are in a Secret that holds none: the driver reads it, and says so on the dataset and on the pod.
+    jobs.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "no-keys"}}));
+    jobs.apply(&json!({
+        "apiVersion": "stokehold.dev/v1alpha1", "kind": "Dataset", "metadata": {"name": "locked"},
+        "spec": {"uri": "s3://bucket/locked", "secret": "no-keys"},
+    }));
+    jobs.create(
+        "locked-out",
+        &json!({"command": ["true"], "datasets": [{"name": "locked", "path": "/data"}]}),
+    );
+    jobs.wait_until("locked-out", "to say that it has no keys", |status| {
+        let message = status["message"].as_str();
+        message.is_some_and(|it| it.contains("its keys are in Secret no-keys"))
+    });
+    jobs.delete("locked-out");
     // One that was killed, nobody knows by whom: Events may tell.
     jobs.create(
         "killed",
@@ -224,7 +239,7 @@ fn nothing_is_denied_and_no_right_is_spare() {
     let jobs = Jobs::new(&testbed, JOBS);
     exercise(&testbed, &jobs);
 
-    let accounts = ["stokehold-operator", "stokehold-agent"];
+    let accounts = ["stokehold-operator", "stokehold-agent", "stokehold-data"];
     let compare = || {
         let log = log(&testbed);
         accounts.map(|account| {

@@ -663,7 +663,7 @@ fn a_dataset_that_no_node_could_copy_is_told_before_anything_starts() {
     let mut stage = on([node("n1", 0)], spec);
     let bucket = json!({"uri": "s3://bucket/images", "secret": "keys"});
     stage.datasets.push(dataset("images", bucket));
-    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Queued (Misconfigured) 0/1 failures 0: spec.datasets[0]: Dataset images is s3://bucket/images, which no node of a cluster can copy yet; put it on a claim or an NFS export that the nodes reach");
+    insta::assert_snapshot!(first_line(&stage.turn("j")), @"Queued (Misconfigured) 0/1 failures 0: spec.datasets[0]: Dataset images is s3://bucket/images, and no node of this cluster has the driver that copies it; install it with the chart's data.enabled=true (helm upgrade stokehold charts/stokehold --namespace stokehold-system --reset-then-reuse-values --set data.enabled=true), or put the data on a claim or an NFS export that the nodes reach");
     let export = json!({"nfs": {"server": "nas", "path": "/images"}});
     stage.datasets = vec![dataset("images", export)];
     assert!(stage.turn("j").contains("create pod j-1-0 on n1"));

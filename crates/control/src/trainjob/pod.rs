@@ -143,9 +143,9 @@ impl<'a> Blueprint<'a> {
             };
             let (name, path) = (&mount.name, format!("datasets[{i}]"));
             match (self.config.home, dataset.staged_uri(), &dataset.nfs) {
-                (Home::Cluster, Some(uri), _) => {
+                (Home::Cluster, Some(uri), _) if !self.config.data_driver => {
                     let problem = format!(
-                        "Dataset {name} is {uri}, which no node of a cluster can copy yet; put it on a claim or an NFS export that the nodes reach"
+                        "Dataset {name} is {uri}, and no node of this cluster has the driver that copies it; install it with the chart's data.enabled=true (helm upgrade stokehold charts/stokehold --namespace stokehold-system --reset-then-reuse-values --set data.enabled=true), or put the data on a claim or an NFS export that the nodes reach"
                     );
                     return Err(Misconfigured::new(path, problem));
                 }

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use stoke_api::digest::ContainerDigest;
-use stoke_api::names::{STAGING_FAILED_REASON, STAGING_REASON};
+use stoke_api::names::{STAGED_REASON, STAGING_FAILED_REASON, STAGING_REASON};
 use stoke_api::{Bytes, TrainJob};
 use stoke_memory::{End, Evidence, Terminated, may_still_start};
 
@@ -138,10 +138,23 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Its node copies a dataset, and is as far as it says.
+    /// Its node copies a dataset, and is as far as it says; who says it is who runs the pod, so it is alive.
     pub fn is_staging(&self) -> bool {
-        self.wait()
-            .is_some_and(|(reason, _)| reason == STAGING_REASON)
+        let reason = self.wait().map(|(reason, _)| reason);
+        reason == Some(STAGING_REASON) && self.pod.metadata.staging.is_none()
+    }
+
+    /// When another than who runs the pod last said how far its data is. It may be no more.
+    pub fn last_heard_of_data(&self) -> Option<Timestamp> {
+        self.pod.metadata.staging.as_ref()?.at
+    }
+
+    /// It is on its node, and nobody there has said anything of the data that it needs first.
+    pub fn awaits_data(&self) -> bool {
+        let is_first = self.pod.status.phase.as_deref() == Some("Pending")
+            && self.pod.spec.node_name.is_some()
+            && !self.pod.status.has_sandbox;
+        is_first && self.pod.metadata.staging.is_none() && self.trouble().is_none()
     }
 
     /// That failed, and its node tries again.
@@ -162,6 +175,15 @@ impl<'a> Worker<'a> {
             })
             .find(|waiting| waiting.reason.as_deref() != Some("PodInitializing"));
         let text = |text: &'a Option<Box<str>>| text.as_deref().unwrap_or_default();
+        let is_usual =
+            waiting.is_none_or(|waiting| waiting.reason.as_deref() == Some("ContainerCreating"));
+        if is_usual
+            && status.phase.as_deref() == Some("Pending")
+            && let Some(told) = self.pod.metadata.staging.as_deref()
+            && told.staging.reason != STAGED_REASON
+        {
+            return Some((&told.staging.reason, &told.staging.message));
+        }
         if let Some(waiting) = waiting {
             return Some((text(&waiting.reason), text(&waiting.message)));
         }

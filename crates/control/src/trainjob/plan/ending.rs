@@ -282,7 +282,7 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
     if is_staging || stages_again || turn.follows_another(attempt, ranks) {
         return None;
     }
-    let all = over(after(placed.0, turn.config.start_deadline));
+    let all = over(after(begun(placed.0, ranks), turn.config.start_deadline));
     let late = || {
         (0_u32..).zip(ranks).filter(|(rank, worker)| match worker {
             Some(worker) if all => worker.stage() == Stage::Waiting,
@@ -333,6 +333,14 @@ fn late(turn: &Turn<'_>, attempt: &Attempt, ranks: &[Option<Worker<'_>>]) -> Opt
         avoid: avoid.into_iter().collect(),
         ..ending
     })
+}
+
+/// From when on an attempt has its time to start: from its placing, or from the last that its nodes said of the data that they copy for it.
+/// Theirs is another clock than ours, so it counts only where it is later.
+pub fn begun(placed: Timestamp, ranks: &[Option<Worker<'_>>]) -> Timestamp {
+    let workers = ranks.iter().flatten();
+    let heard = workers.filter_map(Worker::last_heard_of_data).max();
+    heard.map_or(placed, |heard| heard.max(placed))
 }
 
 /// Until when a worker is waited for whose node could not copy its data, and tries again.

@@ -87,11 +87,29 @@ impl Turn<'_> {
             self.say(Phase::Queued, Reason::WaitingForNodes, message);
         } else {
             let waiting = present().find(|worker| worker.stage() == Stage::Waiting);
-            let message = telling::starting(attempt, waiting);
+            let data = self.awaited_data(waiting);
+            let message = telling::starting(attempt, waiting, data);
             self.say(Phase::Starting, Reason::StartingWorkers, message);
         }
         self.watch_the_clock();
         self.ask_to_save(attempt);
+    }
+
+    /// What its node must copy before the worker starts, where nobody has said yet that it does.
+    fn awaited_data<'b>(
+        &'b self,
+        worker: Option<&Worker<'_>>,
+    ) -> Option<(&'b str, Option<&'b str>)> {
+        worker.filter(|worker| worker.awaits_data())?;
+        if self.config.home != Home::Cluster {
+            return None;
+        }
+        let mut wanted = self.job.spec.datasets.iter();
+        wanted.find_map(|mount| {
+            let dataset = self.observed.datasets.get(&mount.name)?;
+            dataset.staged_uri()?;
+            Some((mount.name.as_str(), dataset.secret.as_deref()))
+        })
     }
 
     /// A pod that has ended may be removed at any time, with its node or by whoever tidies up. Its end must not be lost with it.
@@ -124,7 +142,8 @@ impl Turn<'_> {
                     self.wake_at(until);
                     return;
                 }
-                self.wake_at(after(placed, self.config.start_deadline));
+                let begun = ending::begun(placed, &workers);
+                self.wake_at(after(begun, self.config.start_deadline));
                 for worker in self.ranks(&attempt).iter().flatten() {
                     if let Some(at) = ending::given_up_at(worker, &attempt) {
                         self.wake_at(at);

@@ -174,7 +174,21 @@ fn place(attempt: &Attempt) -> String {
     format!("attempt {} on {whereabouts}", attempt.number)
 }
 
-pub fn starting(attempt: &Attempt, waiting: Option<&Worker<'_>>) -> String {
+pub fn starting(
+    attempt: &Attempt,
+    waiting: Option<&Worker<'_>>,
+    data: Option<(&str, Option<&str>)>,
+) -> String {
+    if let (Some(worker), Some((dataset, secret))) = (waiting, data) {
+        // Without the Secret its node does not even begin, and tells nobody but the pod's events.
+        let keys = secret.map(|secret| format!(", which needs Secret {secret} in this namespace"));
+        return format!(
+            "{}; rank {} waits for its volumes, dataset {dataset} among them{}",
+            place(attempt),
+            worker.rank,
+            keys.unwrap_or_default()
+        );
+    }
     let held = waiting.and_then(|worker| {
         Some(format!(
             "; rank {} waits: {}",

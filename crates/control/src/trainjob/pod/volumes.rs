@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource,
-    EmptyDirVolumeSource, HostPathVolumeSource, NFSVolumeSource, ObjectFieldSelector,
-    PersistentVolumeClaimVolumeSource, PodSpec, ResourceRequirements, SecretVolumeSource, Volume,
-    VolumeMount,
+    EmptyDirVolumeSource, HostPathVolumeSource, LocalObjectReference, NFSVolumeSource,
+    ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec, ResourceRequirements,
+    SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use stoke_api::contract::copies::{KEYS_DIR, KEYS_VOLUME};
@@ -213,6 +213,11 @@ fn dataset(name: &str, of: &str, dataset: &DatasetSpec) -> Volume {
             csi: Some(CSIVolumeSource {
                 driver: DATA_DRIVER.to_owned(),
                 read_only: Some(true),
+                // On a cluster the kubelet hands the keys over, so that nobody else needs the right to read them.
+                node_publish_secret_ref: dataset
+                    .secret
+                    .as_ref()
+                    .map(|name| LocalObjectReference { name: name.clone() }),
                 volume_attributes: Some(BTreeMap::from([(
                     DATA_DRIVER_DATASET.to_owned(),
                     of.to_owned(),
