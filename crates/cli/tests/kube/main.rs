@@ -29,6 +29,7 @@ mod random;
 mod recovering;
 mod release;
 mod rights;
+#[allow(dead_code, reason = "others need more of it")]
 #[path = "../support/s3.rs"]
 mod s3;
 mod support;

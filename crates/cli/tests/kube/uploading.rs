@@ -19,11 +19,13 @@ fn training(folder: &Path, upload: &Value) -> Value {
     fs::write(folder.join("train.sh"), TRAIN).expect("a script");
     set(folder, "size", "100000");
     set(folder, "want", "1");
+    let mut template = host_programs(&[(folder, "/training")]);
+    template["spec"]["containers"][0]["volumeMounts"][2]["readOnly"] = json!(false);
     json!({
         "command": ["sh", "/training/train.sh", "/training"],
         "memory": {"request": "64Mi", "limit": "256Mi"},
         "checkpoint": {"path": "/ckpt", "size": "1Gi", "keep": 2, "upload": upload},
-        "template": host_programs(&[(folder, "/training")]),
+        "template": template,
     })
 }
 

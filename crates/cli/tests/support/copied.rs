@@ -19,6 +19,7 @@ while true; do
         head -c "$(cat "$folder/size")" /dev/urandom > ".step-$step.writing/rank-0/weights"
         echo "{\"step\": $step}" > ".step-$step.writing/complete"
         mv ".step-$step.writing" "step-$step"
+        echo "$step" > "$folder/at"
     done
     [ -e "$folder/finish" ] && exit 0
     sleep 0.1

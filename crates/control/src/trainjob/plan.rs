@@ -149,26 +149,23 @@ impl<'a> Turn<'a> {
         self.note_leaving();
         let live = self.live().filter(|_| !self.status.phase.is_final());
         if let Some(attempt) = live {
-            match ending::of(self, &attempt) {
-                Some(ending) => {
-                    let told_by = ending::told_by(self, &attempt);
-                    if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
-                        return self.wake_at(at);
-                    }
-                    self.logs = evidence::logs(self, &attempt);
-                    if !self.logs.is_empty() && ending.exit.is_some() {
-                        return;
-                    }
-                    self.logs.clear();
-                    self.end(ending);
+            if let Some(ending) = ending::of(self, &attempt) {
+                let told_by = ending::told_by(self, &attempt);
+                if let Some(at) = told_by.filter(|_| ending.exit.is_some()) {
+                    return self.wake_at(at);
                 }
-                None => {
-                    self.logs = evidence::silences(self, &attempt);
-                    if !self.logs.is_empty() {
-                        return;
-                    }
-                    self.heed(&attempt);
+                self.logs = evidence::logs(self, &attempt);
+                if !self.logs.is_empty() && ending.exit.is_some() {
+                    return;
                 }
+                self.logs.clear();
+                self.end(ending);
+            } else {
+                self.logs = evidence::silences(self, &attempt);
+                if !self.logs.is_empty() {
+                    return;
+                }
+                self.heed(&attempt);
             }
         }
         if !self.status.phase.is_final() {
