@@ -16,6 +16,7 @@ mod keys;
 mod listing;
 mod pins;
 mod progress;
+mod proof;
 mod restore;
 mod retry;
 mod room;
@@ -28,8 +29,11 @@ pub use cache::{Cache, Held, Mended, Staged};
 pub use error::DataError;
 pub use pins::Pin;
 pub use progress::{Meter, Progress, Stage};
+pub use proof::{Receipt, find_damage};
 pub use restore::restore;
 pub use room::{Kept, Shortfall, make_room};
 pub use secret::Credentials;
-pub use ship::{MANIFEST, Shipment, Shipped, complete_uploads, remove_upload, upload};
+pub use ship::{
+    MANIFEST, Shipment, Shipped, abandon_upload, complete_uploads, remove_upload, upload,
+};
 pub use source::{Remote, Scheme, check_uri};

@@ -2,16 +2,17 @@
 //!
 //! Invariant: the manifest is written when everything else is there, and goes before anything is overwritten; so a place with a manifest is whole.
 
-use std::collections::BTreeMap;
+mod journal;
+mod parts;
+
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use object_store::{MultipartId, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStoreExt, PutPayload};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -20,8 +21,12 @@ use crate::blocks::{self, BLOCK_BYTES, Digest, FileDigest};
 use crate::error::{DataError, OnDisk};
 use crate::keys;
 use crate::progress::Progress;
+use crate::proof::{Confirmed, Receipt};
 use crate::retry::{Patience, Verdict, failure, judge};
 use crate::source::Remote;
+
+use journal::{Arrived, Journal, Known, Line, Seen};
+pub use parts::abandon_upload;
 
 /// The object that makes an upload complete.
 pub const MANIFEST: &str = ".stoke-manifest.json";
@@ -30,15 +35,11 @@ pub const MANIFEST: &str = ".stoke-manifest.json";
 const IN_FLIGHT: u32 = 6;
 /// Files on their way at once.
 const FILES: usize = 8;
-/// S3 takes no more than 10,000 parts of an object.
-const PARTS_MAX: u64 = 9_000;
 
 /// What a request that sends little may take.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// And one that sends much: who sends slower than this sends nothing. Several share the wire.
 const BYTES_PER_SECOND_MIN: u64 = 32 << 10;
-/// How long parts that nobody needs are asked to be removed.
-const ABORT_MAX: Duration = Duration::from_secs(10);
 
 /// What goes where.
 #[derive(Debug, Clone)]
@@ -51,12 +52,14 @@ pub struct Shipment {
     pub patience: Duration,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shipped {
     pub files: u64,
     pub bytes: u64,
     /// Without what had arrived before.
     pub sent_bytes: u64,
+    /// What the store has confirmed.
+    pub receipt: Receipt,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,33 +78,15 @@ pub(crate) struct Item {
     pub(crate) sha256: FileDigest,
 }
 
-/// A file here, as it was when it was looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Seen {
-    path: String,
-    size: u64,
-    modified_ns: i64,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Arrived {
-    #[serde(flatten)]
-    seen: Seen,
-    sha256: FileDigest,
-    etag: Option<String>,
-}
-
 struct Work {
     shipment: Shipment,
-    known: BTreeMap<String, Arrived>,
+    known: Known,
     queue: Mutex<Vec<Seen>>,
-    journal: Mutex<File>,
-    done: Mutex<Vec<Item>>,
+    journal: Journal,
+    done: Mutex<Vec<Arrived>>,
     room: Arc<Semaphore>,
     patience: Patience,
     progress: Arc<Progress>,
-    /// Objects of which parts are there and not all, by what the store calls them.
-    in_parts: Mutex<BTreeMap<MultipartId, object_store::path::Path>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -116,33 +101,42 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
     let patience = Patience::new(shipment.patience);
     let to = shipment.to.clone();
     check_target(&to, &patience).await?;
-    let known = read_journal(&shipment.journal);
+    let known = Known::read(&shipment.journal);
     if let Some(manifest) = manifest(&to, &patience).await? {
         if is_same(&manifest, &files, &known) {
+            let confirmed = manifest.files.into_iter().map(|item| Confirmed {
+                etag: known.arrived.get(&item.path).and_then(|it| it.etag.clone()),
+                path: item.path,
+                size: item.size,
+                sha256: item.sha256,
+            });
             return Ok(Shipped {
                 files: files.len() as u64,
                 bytes,
                 sent_bytes: 0,
+                receipt: Receipt(confirmed.collect()),
             });
         }
         // What is there is about to be overwritten, and must not look complete meanwhile.
         let path = to.at(MANIFEST)?;
         persist(&to, &patience, || to.store.delete(&path)).await?;
     }
-    let journal = File::options()
-        .create(true)
-        .append(true)
-        .open(&shipment.journal)
-        .on_disk("write", &shipment.journal)?;
+    // Of files that are others now. What cannot be removed just now stays on record.
+    let is_wanted = |seen: &Seen| {
+        files
+            .binary_search_by(|it| it.path.cmp(&seen.path))
+            .is_ok_and(|at| files[at] == *seen)
+    };
+    let _ = parts::forget(&to, &known, is_wanted).await;
+    let journal = Journal::open(&shipment.journal)?;
     let work = Arc::new(Work {
         known,
         queue: Mutex::new(files.iter().rev().cloned().collect()),
-        journal: Mutex::new(journal),
+        journal,
         done: Mutex::default(),
         room: Arc::new(Semaphore::new(IN_FLIGHT as usize)),
         patience,
         progress: progress.clone(),
-        in_parts: Mutex::default(),
         shipment,
     });
     let before = progress.fetched_bytes();
@@ -158,15 +152,20 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
         });
         if let Err(error) = ended.and_then(|ended| ended) {
             workers.shutdown().await;
-            abort(&work).await;
             return Err(error);
         }
     }
-    let mut items = std::mem::take(&mut *locked(&work.done));
-    items.sort_by(|a, b| a.path.cmp(&b.path));
+    let mut arrived = std::mem::take(&mut *locked(&work.done));
+    arrived.sort_by(|a, b| a.seen.path.cmp(&b.seen.path));
+    let item = |arrived: &Arrived| Item {
+        path: arrived.seen.path.clone(),
+        size: arrived.seen.size,
+        modified_ms: arrived.seen.modified_ns / 1_000_000,
+        sha256: arrived.sha256.clone(),
+    };
     let text = serde_json::to_vec(&Manifest {
         format: 1,
-        files: items,
+        files: arrived.iter().map(item).collect(),
     })
     .unwrap_or_default();
     let (path, payload) = (to.at(MANIFEST)?, PutPayload::from(text));
@@ -175,23 +174,18 @@ pub async fn upload(shipment: Shipment, progress: &Arc<Progress>) -> Result<Ship
     })
     .await?;
     let _ = fs::remove_file(&work.shipment.journal);
+    let confirmed = arrived.into_iter().map(|arrived| Confirmed {
+        path: arrived.seen.path,
+        size: arrived.seen.size,
+        sha256: arrived.sha256,
+        etag: arrived.etag,
+    });
     Ok(Shipped {
         files: files.len() as u64,
         bytes,
         sent_bytes: progress.fetched_bytes() - before,
+        receipt: Receipt(confirmed.collect()),
     })
-}
-
-/// Parts of objects that never come cost money; a bucket's lifecycle rule is for those of a process that died.
-async fn abort(work: &Work) {
-    let begun = std::mem::take(&mut *locked(&work.in_parts));
-    let Some(store) = &work.shipment.to.parts else {
-        return;
-    };
-    let all = begun
-        .iter()
-        .map(|(id, path)| store.abort_multipart(path, id));
-    let _ = tokio::time::timeout(ABORT_MAX, futures::future::join_all(all)).await;
 }
 
 async fn run(work: &Work) -> Result<(), DataError> {
@@ -207,13 +201,7 @@ async fn run(work: &Work) -> Result<(), DataError> {
             None => send(work, &file).await?,
         };
         work.progress.file_done();
-        let sha256 = arrived.sha256;
-        locked(&work.done).push(Item {
-            path: file.path,
-            size: file.size,
-            modified_ms: file.modified_ns / 1_000_000,
-            sha256,
-        });
+        locked(&work.done).push(arrived);
     }
 }
 
@@ -221,6 +209,7 @@ async fn run(work: &Work) -> Result<(), DataError> {
 async fn is_there(work: &Work, file: &Seen) -> Result<Option<Arrived>, DataError> {
     let Some(arrived) = work
         .known
+        .arrived
         .get(&file.path)
         .filter(|arrived| arrived.seen == *file)
     else {
@@ -238,8 +227,8 @@ async fn send(work: &Work, file: &Seen) -> Result<Arrived, DataError> {
     let opened = Arc::new(File::open(&local).on_disk("open", &local)?);
     let (digests, etag) = if file.size <= BLOCK_BYTES {
         whole(work, file, &opened, &local).await?
-    } else if work.shipment.to.parts.is_some() {
-        in_parts(work, file, &opened, &local).await?
+    } else if let Some(store) = &work.shipment.to.parts {
+        parts::send(work, store.as_ref(), file, &opened, &local).await?
     } else {
         in_a_row(work, file, &opened, &local).await?
     };
@@ -255,11 +244,7 @@ async fn send(work: &Work, file: &Seen) -> Result<Arrived, DataError> {
         sha256: blocks::whole(&digests),
         etag,
     };
-    let mut line = serde_json::to_vec(&arrived).unwrap_or_default();
-    line.push(b'\n');
-    locked(&work.journal)
-        .write_all(&line)
-        .on_disk("write", &work.shipment.journal)?;
+    work.journal.note(&Line::Arrived(arrived.clone()))?;
     Ok(arrived)
 }
 
@@ -279,53 +264,6 @@ async fn whole(
     .await?;
     work.progress.fetched(file.size);
     Ok((digests, put.e_tag))
-}
-
-/// Parts side by side, each until it is through.
-async fn in_parts(
-    work: &Work,
-    file: &Seen,
-    opened: &Arc<File>,
-    local: &Path,
-) -> Result<(Vec<Digest>, Option<String>), DataError> {
-    let to = &work.shipment.to;
-    let Some(store) = &to.parts else {
-        return in_a_row(work, file, opened, local).await;
-    };
-    let path = &to.at(&file.path)?;
-    let part_bytes = part_bytes(file.size);
-    let id = &persist(to, &work.patience, || {
-        within(0, store.create_multipart(path))
-    })
-    .await?;
-    locked(&work.in_parts).insert(id.clone(), path.clone());
-    let parts = futures::stream::iter(0..file.size.div_ceil(part_bytes)).map(|part| async move {
-        let blocks = u32::try_from(part_bytes / BLOCK_BYTES)
-            .unwrap_or(IN_FLIGHT)
-            .min(IN_FLIGHT);
-        let _room = work.room.acquire_many(blocks).await;
-        let range = part * part_bytes..file.size.min((part + 1) * part_bytes);
-        let bytes = range.end - range.start;
-        let (payload, digests) = read(opened, range, local).await?;
-        let put = persist(to, &work.patience, || {
-            within(
-                bytes,
-                store.put_part(path, id, part as usize, payload.clone()),
-            )
-        })
-        .await?;
-        work.progress.fetched(bytes);
-        Ok::<_, DataError>((put, digests))
-    });
-    let sent: Vec<_> = parts.buffered(IN_FLIGHT as usize).try_collect().await?;
-    let (ids, digests): (Vec<_>, Vec<_>) = sent.into_iter().unzip();
-    let put = persist(to, &work.patience, || {
-        // Putting many parts together takes a store a while.
-        within(file.size, store.complete_multipart(path, id, ids.clone()))
-    })
-    .await?;
-    locked(&work.in_parts).remove(id);
-    Ok((digests.concat(), put.e_tag))
 }
 
 /// For a directory: it takes parts one after the other.
@@ -359,10 +297,6 @@ async fn in_a_row(
         .await
         .map_err(|error| failure(to, &error))?;
     Ok((digests, put.e_tag))
-}
-
-fn part_bytes(size: u64) -> u64 {
-    size.div_ceil(PARTS_MAX).div_ceil(BLOCK_BYTES).max(1) * BLOCK_BYTES
 }
 
 /// Reads and hashes away from the threads that serve requests.
@@ -494,12 +428,13 @@ pub(crate) async fn manifest(
     Ok(Some(manifest))
 }
 
-fn is_same(manifest: &Manifest, files: &[Seen], known: &BTreeMap<String, Arrived>) -> bool {
+fn is_same(manifest: &Manifest, files: &[Seen], known: &Known) -> bool {
     let there = |file: &Seen, item: &Item| {
         let same = item.path == file.path
             && item.size == file.size
             && item.modified_ms == file.modified_ns / 1_000_000;
         same && known
+            .arrived
             .get(&file.path)
             .is_none_or(|arrived| arrived.seen != *file || arrived.sha256 == item.sha256)
     };
@@ -561,18 +496,6 @@ fn look(dir: &Path) -> Result<Vec<Seen>, DataError> {
     Ok(files)
 }
 
-/// What is not a whole line was not written to its end.
-fn read_journal(path: &Path) -> BTreeMap<String, Arrived> {
-    let Ok(file) = File::open(path) else {
-        return BTreeMap::new();
-    };
-    let lines = BufReader::new(file).lines().map_while(Result::ok);
-    let arrived = lines.filter_map(|line| serde_json::from_str::<Arrived>(&line).ok());
-    arrived
-        .map(|arrived| (arrived.seen.path.clone(), arrived))
-        .collect()
-}
-
 /// The names below a place that hold complete uploads, in their order.
 pub async fn complete_uploads(at: &Remote, patience: Duration) -> Result<Vec<String>, DataError> {
     let patience = Patience::new(patience);
@@ -626,18 +549,6 @@ pub async fn remove_upload(at: &Remote, patience: Duration) -> Result<(), DataEr
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_object_never_has_more_parts_than_s3_takes() {
-        for size in [BLOCK_BYTES + 1, 50 << 30, 100 << 30, 5 << 40] {
-            let part = part_bytes(size);
-            assert!(
-                part.is_multiple_of(BLOCK_BYTES) && size.div_ceil(part) <= 10_000,
-                "{size}"
-            );
-        }
-        assert_eq!(part_bytes(50 << 30), BLOCK_BYTES);
-    }
 
     #[test]
     fn whoever_sends_slowly_has_time_and_whoever_is_silent_has_not() {

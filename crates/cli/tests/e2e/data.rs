@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::support::{Engine, eventually, said};
+use crate::wire::Wire;
 
 const SECRET: &str = "a-key-that-must-not-be-told";
 
@@ -170,6 +171,64 @@ fn jobs_read_a_bucket_that_was_copied_once_and_stays_while_they_run() {
     engine.stoke(&["data", "warm", "words"]);
     engine.stoke(&["data", "get", "words", "--verify"]);
     assert!(copy.exists());
+}
+
+#[test]
+fn ten_jobs_that_want_the_same_data_at_once_download_it_once() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    if !crate::support::is_root() {
+        eprintln!("skipped: volumes at paths of their own need root here");
+        return;
+    }
+    let engine = Engine::start();
+    keys(&engine, "keys", SECRET);
+    let (files, size) = (3, 10 << 20);
+    for file in 0..files {
+        server.put(&format!("words/{file}"), &vec![b'x'; size]);
+    }
+    let wire = Wire::to(&server.endpoint);
+    // Nothing is there before all of them want it.
+    wire.limit(1 << 20);
+    engine.stoke(&[
+        "data",
+        "add",
+        "words",
+        "s3://bucket/words",
+        "--secret",
+        "keys",
+        "--endpoint",
+        &wire.endpoint(),
+    ]);
+    let names: Vec<String> = (0..10).map(|job| format!("reader-{job}")).collect();
+    for name in &names {
+        let spec = json!({"command": ["sh", "-c", "test \"$(cat /data/* | wc -c)\" = 31457280"], "cpus": "10m",
+            "memory": {"limit": "32Mi"}, "datasets": [{"name": "words", "path": "/data"}], "retries": 0});
+        let object = json!({"apiVersion": "stokehold.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec});
+        let file = engine.write(&format!("{name}.json"), &object.to_string());
+        engine.stoke(&["run", "--detach", &file]);
+    }
+    for name in &names {
+        eventually(&format!("{name} to wait for its data"), || {
+            let message = engine.job(name)["status"]["message"].clone();
+            message
+                .as_str()
+                .is_some_and(|message| message.contains("words"))
+                .then_some(())
+        });
+    }
+    let bytes = (files * size) as u64;
+    assert!(wire.down() < bytes, "all ten wait while it comes");
+    wire.limit(0);
+    for name in &names {
+        engine.wait_for_phase(name, "Complete");
+    }
+    let down = wire.down();
+    assert!(
+        down >= bytes && down < bytes + bytes / 10,
+        "{down} of {bytes}"
+    );
 }
 
 #[test]

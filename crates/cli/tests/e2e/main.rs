@@ -27,4 +27,6 @@ mod s3;
 mod scheduling;
 mod support;
 mod uploading;
+#[path = "../support/wire.rs"]
+mod wire;
 mod worlds;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::copied::{TRAIN, complete, set, unique, who_shows};
 use crate::s3::{ACCESS, Server};
 use crate::support::{Engine, eventually, have, is_root, said};
+use crate::wire::Wire;
 
 struct Training<'a> {
     engine: &'a Engine,
@@ -65,6 +66,23 @@ impl<'a> Training<'a> {
         self.until(&format!("step {step}"), |status| {
             status["saved"]["step"] == step
         });
+    }
+
+    /// The program itself says so, and nobody between.
+    fn until_at(&self, step: u64) {
+        eventually(&format!("the program at step {step}"), || {
+            let at = fs::read_to_string(self.folder.join("at")).unwrap_or_default();
+            (at.trim() == step.to_string()).then_some(())
+        });
+    }
+
+    /// Where its copies lie, and the first part of its uid.
+    fn copies(&self, server: &Server) -> (PathBuf, String) {
+        let job = self.engine.job(self.name);
+        let uid = job["metadata"]["uid"].as_str().expect("a uid");
+        let short = uid.split('-').next().expect("a part").to_owned();
+        let place = server.path(&format!("runs/default/{}-{short}", self.name));
+        (place, short)
     }
 
     fn patch(&self, patch: &Value) {
@@ -206,6 +224,96 @@ fn copies_get_there_in_the_end_and_a_training_goes_on_from_them_when_its_volume_
     for text in told {
         assert!(!text.contains(&wrong) && !text.contains(&right), "{text}");
     }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_server_that_dies_in_the_middle_of_one_object_is_sent_the_rest_when_it_is_back() {
+    if !have("kubectl") {
+        eprintln!("skipped: no kubectl");
+        return;
+    }
+    let engine = Engine::start();
+    let key = unique("key");
+    let Some(mut server) = Server::start(&engine.folder().join("objects"), &key) else {
+        return;
+    };
+    put_secret(&engine, &key);
+    let wire = Wire::to(&server.endpoint());
+    wire.limit(24 * MIB);
+    let upload = json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": wire.endpoint()});
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "upload": upload});
+    let size = 96 * MIB;
+    let training = Training::submit(&engine, "torn", size as usize, checkpoint);
+    // Six parts are on their way at once, so the first of them are there.
+    eventually("some of it", || (wire.up() > 56 * MIB).then_some(()));
+    server.kill();
+    let (place, short) = training.copies(&server);
+    assert_eq!(complete(&place), [""; 0], "nobody could go back to it");
+    training.set("size", "1000");
+    training.set("want", "2");
+    training.until_at(2);
+    wire.limit(0);
+    server.revive();
+    training.until_copied(2);
+    assert!(wire.up() < 2 * size, "{} of {size}", wire.up());
+    let copies = [
+        format!("s1.a1.{short}.step-1"),
+        format!("s2.a1.{short}.step-2"),
+    ];
+    assert_eq!(complete(&place), copies);
+    let weights = place.join(&copies[0]).join("rank-0/weights");
+    assert_eq!(fs::metadata(weights).expect("an object").len(), size);
+    training.set("finish", "");
+    engine.wait_for_phase("torn", "Complete");
+}
+
+#[test]
+fn a_slow_store_slows_no_training_and_is_caught_up_with() {
+    if !have("kubectl") {
+        eprintln!("skipped: no kubectl");
+        return;
+    }
+    let engine = Engine::start();
+    let key = unique("key");
+    let Some(server) = Server::start(&engine.folder().join("objects"), &key) else {
+        return;
+    };
+    put_secret(&engine, &key);
+    let wire = Wire::to(&server.endpoint());
+    let upload = json!({"uri": "s3://bucket/runs", "secret": "keys", "endpoint": wire.endpoint()});
+    let checkpoint = json!({"path": "/ckpt", "size": "1Gi", "keep": 2, "upload": upload});
+    let training = Training::submit(&engine, "slow", 1000, checkpoint);
+    training.until_copied(1);
+    // A copy takes more than a minute now.
+    wire.limit(128 << 10);
+    training.set("size", &(10 * MIB).to_string());
+    training.set("want", "2");
+    training.until_at(2);
+    let before = wire.up();
+    eventually("a copy on its way", || {
+        (wire.up() > before + (256 << 10)).then_some(())
+    });
+    training.set("size", "1000");
+    training.set("want", "40");
+    training.until_at(40);
+    let (place, short) = training.copies(&server);
+    let first = format!("s1.a1.{short}.step-1");
+    assert_eq!(
+        complete(&place),
+        std::slice::from_ref(&first),
+        "nothing half is one"
+    );
+    wire.limit(0);
+    training.until_copied(40);
+    let last = format!("s40.a1.{short}.step-40");
+    eventually("the last copy, and the first to go", || {
+        let now = complete(&place);
+        (now.contains(&last) && !now.contains(&first)).then_some(())
+    });
+    training.set("finish", "");
+    engine.wait_for_phase("slow", "Complete");
 }
 
 #[test]

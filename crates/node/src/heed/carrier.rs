@@ -20,7 +20,9 @@ use stoke_api::contract::checkpoints::Checkpoint;
 use stoke_api::contract::copies::{
     CARRIED, Carried, Duplicate, Sender, Uploaded, excess, next, short,
 };
-use stoke_data::{Progress, Remote, Shipment, remove_upload, upload};
+use stoke_data::{
+    Progress, Receipt, Remote, Shipment, abandon_upload, find_damage, remove_upload, upload,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -104,6 +106,8 @@ struct Carrier<'a> {
     found: Option<BTreeSet<String>>,
     /// What is complete there; unknown until it was asked, and after anything went wrong.
     there: Option<Vec<Duplicate>>,
+    /// The newest copy, until it was held against what was sent. Its files are kept so long, to be sent again.
+    unproven: Option<(Duplicate, Receipt)>,
     carried: Carried,
     progress: Arc<Progress>,
     has_told_of_one: bool,
@@ -120,6 +124,7 @@ impl<'a> Carrier<'a> {
             here: BTreeMap::new(),
             found: None,
             there: None,
+            unproven: None,
             carried: Carried::default(),
             progress: Arc::default(),
             has_told_of_one: false,
@@ -139,10 +144,20 @@ impl<'a> Carrier<'a> {
             } else {
                 SILENCE_MAX
             };
-            match self.send_newest(silence_max).await {
+            let turned = match self.send_newest(silence_max).await {
+                // Who waits for the end waits for what is not there yet, and for nothing else.
+                Ok(false) if !is_in_a_hurry => self.prove_newest(silence_max).await,
+                sent => sent,
+            };
+            match turned {
                 Ok(true) => pause = PAUSE_FIRST,
                 // Looked at after the end had come, so there is nothing more to come.
-                Ok(false) if is_ending => return,
+                Ok(false) if is_ending => {
+                    if let Some((copy, _)) = self.unproven.take() {
+                        self.outbox.drop(&copy);
+                    }
+                    return;
+                }
                 Ok(false) => {
                     pause = PAUSE_FIRST;
                     self.fares(None);
@@ -249,8 +264,8 @@ impl<'a> Carrier<'a> {
             journal: self.outbox.journal(&copy),
             patience: silence_max,
         };
-        upload(shipment, &self.progress).await?;
-        self.outbox.drop(&copy);
+        let shipped = upload(shipment, &self.progress).await?;
+        self.unproven = Some((copy.clone(), shipped.receipt));
         let now = Timestamp::now();
         self.carried.uploaded = Some(Uploaded {
             step: copy.step,
@@ -275,6 +290,31 @@ impl<'a> Carrier<'a> {
         Ok(true)
     }
 
+    /// Holds the newest copy against what was sent. True if it is not that; then it is removed, and sent again if there is no newer one.
+    async fn prove_newest(&mut self, silence_max: Duration) -> Result<bool, Trouble> {
+        let Some((copy, receipt)) = &self.unproven else {
+            return Ok(false);
+        };
+        let at = self.upload.open()?.below(&copy.to_string())?;
+        let damage = find_damage(&at, receipt, silence_max).await?;
+        if let Some(damaged) = &damage {
+            // Nobody may go back to it meanwhile.
+            remove_upload(&at, silence_max).await?;
+            self.carried.uploaded = None;
+            let step = copy.step;
+            let problem = format!(
+                "{}: {damaged} in the copy of step {step} is not what was sent; the copy is removed, and what is newest is sent again",
+                at.uri()
+            );
+            self.there = None;
+            self.fares(Some(problem));
+        } else {
+            self.outbox.drop(copy);
+        }
+        self.unproven = None;
+        Ok(damage.is_some())
+    }
+
     /// What was begun and is not worth finishing, because there is a newer one.
     async fn tidy(&self, remote: &Remote, wanted: Option<&Duplicate>) {
         let own = short(&self.place.job);
@@ -286,7 +326,9 @@ impl<'a> Carrier<'a> {
             if !is_there
                 && copy.job == own
                 && let Ok(begun) = remote.below(&copy.to_string())
-                && remove_upload(&begun, SILENCE_MAX).await.is_err()
+                && abandon_upload(&begun, &self.outbox.journal(&copy), SILENCE_MAX)
+                    .await
+                    .is_err()
             {
                 // The next time.
                 continue;
@@ -454,6 +496,36 @@ mod tests {
             ["s1.a1.uid.step-1", "s3.a3.uid.step-3"],
             "a part that nobody finishes goes"
         );
+        assert_eq!(scene.names("ckpt/.stokehold/outbox"), [""; 0]);
+    }
+
+    #[test]
+    fn a_copy_that_is_damaged_in_the_store_is_told_and_sent_again() {
+        let scene = Scene::new();
+        scene.save(1);
+        let status = scene.dir.path().join("status");
+        let told = || {
+            let text = fs::read_to_string(status.join(CARRIED)).expect("told");
+            Carried::parse(&text).expect("JSON")
+        };
+        let state = scene.dir.path().join("store/ns/j/s1.a1.uid.step-1/state");
+        let mut carrier = Carrier::new(&scene.place, &scene.upload, &status);
+        carrier.look();
+        runtime().expect("a runtime").block_on(async {
+            assert!(carrier.send_newest(SILENCE_MAX).await.expect("sent"));
+            fs::write(&state, "9").expect("damaged");
+            assert!(!carrier.send_newest(SILENCE_MAX).await.expect("it is there"));
+            assert!(carrier.prove_newest(SILENCE_MAX).await.expect("looked at"));
+            let problem = told().upload_problem.expect("a problem");
+            assert!(problem.contains("state in the copy of step 1"), "{problem}");
+            assert_eq!(told().uploaded, None);
+            assert!(!state.exists(), "nobody goes back to it");
+            assert!(carrier.send_newest(SILENCE_MAX).await.expect("sent"));
+            assert!(!carrier.prove_newest(SILENCE_MAX).await.expect("looked at"));
+        });
+        assert_eq!(fs::read_to_string(&state).expect("its state"), "1");
+        assert_eq!(told().upload_problem, None);
+        assert_eq!(told().uploaded.map(|it| it.step), Some(1));
         assert_eq!(scene.names("ckpt/.stokehold/outbox"), [""; 0]);
     }
 
