@@ -197,8 +197,8 @@ fn copies_get_there_in_the_end_and_a_training_goes_on_from_them_when_its_volume_
     });
 
     // What is written last gets there, though the program is over.
-    training.set("finish", "");
     training.set("want", "5");
+    training.set("finish", "");
     engine.wait_for_phase("copied", "Complete");
     let two = [
         format!("s4.a1.{short}.step-4"),

@@ -106,8 +106,8 @@ fn a_training_whose_volume_is_gone_goes_on_from_its_copies_and_nobody_sees_the_k
     eventually_or("it to go on", goes_on, log);
 
     // What is written last gets there, though the program is over.
-    set(folder.path(), "finish", "");
     set(folder.path(), "want", "3");
+    set(folder.path(), "finish", "");
     jobs.wait(JOB, "Complete");
     let last = format!("s3.a3.{short}.step-3");
     assert!(complete(&place).contains(&last), "{:?}", complete(&place));

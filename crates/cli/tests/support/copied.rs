@@ -3,14 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-/// Writes checkpoints up to the step that `want` says, and ends when it is told to. Each has `size` bytes beside its step.
+/// Writes checkpoints up to the step that `want` says, and ends when it is told to: what was wanted before that is written first. Each has
+/// `size` bytes beside its step.
 pub const TRAIN: &str = r#"
 folder=$1
 step=0
 [ -n "$STOKE_RESUME_FROM" ] && step=$(cat "$STOKE_RESUME_FROM/state")
 echo "from $step"
 cd "$STOKE_CHECKPOINT_DIR"
-while true; do
+finish=
+while [ -z "$finish" ]; do
+    [ -e "$folder/finish" ] && finish=yes
     want=$(cat "$folder/want")
     while [ "$step" -lt "$want" ]; do
         step=$((step + 1))
@@ -21,7 +24,6 @@ while true; do
         mv ".step-$step.writing" "step-$step"
         echo "$step" > "$folder/at"
     done
-    [ -e "$folder/finish" ] && exit 0
     sleep 0.1
 done
 "#;
