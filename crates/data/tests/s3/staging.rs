@@ -352,7 +352,7 @@ async fn room_is_made_by_what_was_used_longest_ago_and_never_by_what_is_in_use()
     let no_room = stage(&cache, &server.remote("b"))
         .await
         .expect_err("no room");
-    insta::assert_snapshot!(no_room, @"no room for 4.0 MiB: the cache may hold 9.0 MiB (what was set, or what the disk has to spare), and 8.0 MiB of it are in use; give the cache more (stoke up --data-cache SIZE), or free some: stoke data evict NAME");
+    insta::assert_snapshot!(no_room, @"no room for 4.0 MiB: the cache may hold 9.0 MiB (what was set, or what the disk has to spare), and 8.0 MiB of it are in use; give the cache more (stoke up --data-cache SIZE; on a cluster the chart's data.cache.size), or free some: stoke data evict NAME");
     drop(held);
     // A kept pin is there for whoever comes after a crash.
     let cache = open();
