@@ -5,7 +5,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::request::Shape;
 use crate::resource::Resource;
@@ -60,17 +61,10 @@ impl Reply {
         let body = match (shape, self.document) {
             (Shape::Whole, Document::Stored(bytes)) if is_stored_shape(resource) => bytes,
             (Shape::Whole, document) => encode(&document.into_value(resource)?)?,
-            (Shape::Metadata, document) => encode(&partial(document.into_value(resource)?))?,
+            (Shape::Metadata, document) => encode(&Partial::of(&document.into_value(resource)?))?,
             (Shape::Table(include), document) => {
                 let object = document.into_value(resource)?;
-                let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
-                encode(&table::table(
-                    resource,
-                    meta,
-                    &[object],
-                    include,
-                    Timestamp::now(),
-                ))?
+                encode(&table::table(resource, &object, include, Timestamp::now()))?
             }
         };
         let mut response = json_response(self.code, body);
@@ -95,15 +89,25 @@ pub(crate) fn is_stored_shape(resource: &Resource) -> bool {
 }
 
 /// An object reduced to its metadata.
-pub(crate) fn partial(mut object: Value) -> Value {
-    json!({
-        "kind": "PartialObjectMetadata",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": object["metadata"].take(),
-    })
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Partial<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: Option<&'a Value>,
 }
 
-pub(crate) fn encode(value: &Value) -> Result<Bytes, Status> {
+impl<'a> Partial<'a> {
+    pub(crate) fn of(object: &'a Value) -> Self {
+        Self {
+            kind: "PartialObjectMetadata",
+            api_version: "meta.k8s.io/v1",
+            metadata: object.get("metadata"),
+        }
+    }
+}
+
+pub(crate) fn encode(value: &impl Serialize) -> Result<Bytes, Status> {
     serde_json::to_vec(value)
         .map(Bytes::from)
         .map_err(Status::internal)

@@ -3,9 +3,14 @@
 //! Invariant: ages are told from the `now` that is given; no clock is read.
 
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::reply::Partial;
 use crate::resource::{Cell, Column, Resource, human_duration};
+
+pub(crate) const KIND: &str = "Table";
+pub(crate) const API_VERSION: &str = "meta.k8s.io/v1";
 
 /// How much of each object a row carries (`?includeObject=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,70 +33,102 @@ impl IncludeObject {
     }
 }
 
-/// A Table of `objects`, in the served shape; `list_meta` becomes its `metadata`. A watch sends
-/// one Table per event, with one object.
-pub fn table(
-    resource: &Resource,
-    list_meta: Value,
-    objects: &[Value],
+/// A Table; `None` for its columns says that they were told before, as in all events of a watch but the first.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Table<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: Value,
+    pub(crate) column_definitions: Option<Vec<Definition<'a>>>,
+    rows: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Definition<'a> {
+    name: &'a str,
+    r#type: &'a str,
+    format: &'a str,
+    description: &'a str,
+    priority: i32,
+}
+
+/// What is shown of one object. It borrows the object: of a long list no row outlives its turn.
+#[derive(Serialize)]
+pub(crate) struct Row<'a> {
+    cells: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conditions: Option<Value>,
+    object: Carried<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Carried<'a> {
+    Nothing,
+    Metadata(Partial<'a>),
+    Object(&'a Value),
+}
+
+/// A Table of one object, in the served shape.
+pub(crate) fn table<'a>(
+    resource: &'a Resource,
+    object: &'a Value,
     include: IncludeObject,
     now: Timestamp,
-) -> Value {
-    let definitions: Vec<Value> = resource.columns.iter().map(definition).collect();
-    let rows: Vec<Value> = objects
-        .iter()
-        .map(|object| row(resource, object, include, now))
-        .collect();
-    json!({
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": list_meta,
-        "columnDefinitions": definitions,
-        "rows": rows,
-    })
+) -> Table<'a> {
+    Table {
+        kind: KIND,
+        api_version: API_VERSION,
+        metadata: json!({"resourceVersion": object["metadata"]["resourceVersion"]}),
+        column_definitions: Some(definitions(resource)),
+        rows: vec![row(resource, object, include, now)],
+    }
 }
 
-fn definition(column: &Column) -> Value {
-    json!({
-        "name": column.name,
-        "type": column.r#type,
-        "format": column.format,
-        "description": column.description,
-        "priority": column.priority,
-    })
+pub(crate) fn definitions(resource: &Resource) -> Vec<Definition<'_>> {
+    let columns = resource.columns.iter();
+    columns
+        .map(|column| Definition {
+            name: &column.name,
+            r#type: &column.r#type,
+            format: &column.format,
+            description: &column.description,
+            priority: column.priority,
+        })
+        .collect()
 }
 
-fn row(resource: &Resource, object: &Value, include: IncludeObject, now: Timestamp) -> Value {
-    let cells: Vec<Value> = resource
-        .columns
-        .iter()
-        .map(|column| cell(column, object, now))
-        .collect();
-    let mut row = json!({ "cells": cells });
-    match include {
-        IncludeObject::None => row["object"] = Value::Null,
-        IncludeObject::Metadata => {
-            row["object"] = json!({
-                "kind": "PartialObjectMetadata",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": object.get("metadata"),
-            });
-        }
-        IncludeObject::Object => row["object"] = object.clone(),
+pub(crate) fn row<'a>(
+    resource: &Resource,
+    object: &'a Value,
+    include: IncludeObject,
+    now: Timestamp,
+) -> Row<'a> {
+    let cells = resource.columns.iter();
+    Row {
+        cells: cells.map(|column| cell(column, object, now)).collect(),
+        conditions: conditions(resource, object),
+        object: match include {
+            IncludeObject::None => Carried::Nothing,
+            IncludeObject::Metadata => Carried::Metadata(Partial::of(object)),
+            IncludeObject::Object => Carried::Object(object),
+        },
     }
-    if resource.is_builtin() && resource.kind == "Pod" {
-        let ended = match object.pointer("/status/phase").and_then(Value::as_str) {
-            Some("Succeeded") => Some(("Succeeded", "The pod has completed successfully.")),
-            Some("Failed") => Some(("Failed", "The pod failed.")),
-            _ => None,
-        };
-        if let Some((reason, message)) = ended {
-            row["conditions"] = json!([
-                {"type": "Completed", "status": "True", "reason": reason, "message": message}
-            ]);
-        }
+}
+
+fn conditions(resource: &Resource, object: &Value) -> Option<Value> {
+    if !resource.is_builtin() || resource.kind != "Pod" {
+        return None;
     }
-    row
+    let (reason, message) = match object.pointer("/status/phase").and_then(Value::as_str) {
+        Some("Succeeded") => ("Succeeded", "The pod has completed successfully."),
+        Some("Failed") => ("Failed", "The pod failed."),
+        _ => return None,
+    };
+    Some(json!([
+        {"type": "Completed", "status": "True", "reason": reason, "message": message}
+    ]))
 }
 
 fn cell(column: &Column, object: &Value, now: Timestamp) -> Value {
@@ -137,19 +174,9 @@ mod tests {
     /// The table as kubectl would lay it out, wide columns after a bar.
     fn printed(resource: &Resource, objects: &[Value]) -> String {
         let now = "2026-01-01T01:00:00Z".parse().unwrap();
-        let table = table(
-            resource,
-            json!({"resourceVersion": "7"}),
-            objects,
-            IncludeObject::None,
-            now,
-        );
+        let definitions = definitions(resource);
         let line = |cells: Vec<String>| {
-            let priorities = table["columnDefinitions"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|column| column["priority"] == 0);
+            let priorities = definitions.iter().map(|column| column.priority == 0);
             let (shown, wide): (Vec<_>, Vec<_>) = cells
                 .into_iter()
                 .zip(priorities)
@@ -166,17 +193,16 @@ mod tests {
                 .to_owned()
         };
         let mut lines = vec![line(
-            table["columnDefinitions"]
-                .as_array()
-                .unwrap()
+            definitions
                 .iter()
-                .map(|column| column["name"].as_str().unwrap().to_uppercase())
+                .map(|column| column.name.to_uppercase())
                 .collect(),
         )];
-        for row in table["rows"].as_array().unwrap() {
-            let cells = row["cells"].as_array().unwrap().iter();
+        for object in objects {
+            let row = row(resource, object, IncludeObject::None, now);
             lines.push(line(
-                cells
+                row.cells
+                    .iter()
                     .map(|cell| {
                         cell.as_str()
                             .map_or_else(|| cell.to_string(), str::to_owned)
@@ -316,13 +342,8 @@ x ; t ; {"a":1} ; 3 ; 0.5 ; true ; null ; null | 2m
             ("Object", pod.clone()),
         ] {
             let include = IncludeObject::parse(text).unwrap();
-            let table = table(
-                builtin("Pod"),
-                json!({}),
-                std::slice::from_ref(&pod),
-                include,
-                Timestamp::UNIX_EPOCH,
-            );
+            let table = table(builtin("Pod"), &pod, include, Timestamp::UNIX_EPOCH);
+            let table = serde_json::to_value(&table).unwrap();
             assert_eq!(table["rows"][0]["object"], expected);
             assert_eq!(table["rows"][0]["conditions"][0]["reason"], "Failed");
         }

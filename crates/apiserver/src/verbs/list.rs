@@ -11,11 +11,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use stoke_store::{Error as StoreError, Read, Revision, Scan};
 
 use super::select::Selection;
-use crate::reply::{self, encode, is_stored_shape, json_response, parse};
+use crate::reply::{Partial, is_stored_shape, json_response, parse};
 use crate::request::{ListOptions, RevisionMatch, RevisionOption, Shape};
 use crate::resource::Resource;
 use crate::server::Core;
@@ -54,14 +54,9 @@ impl Token {
     }
 }
 
-/// What a page holds, in the form the answer needs: bytes where nobody has to look inside, values where someone has.
-enum Items {
-    Raw(Vec<u8>),
-    Values(Vec<Value>),
-}
-
 struct Page {
-    items: Items,
+    /// What is told of each object, with commas between. Nothing else is kept of them: a page is as large as its answer.
+    items: Vec<u8>,
     revision: Revision,
     /// The last object of the page, if there are more.
     last: Option<(String, String)>,
@@ -77,11 +72,16 @@ pub(crate) async fn list(
 ) -> Result<Response, Status> {
     let selection = Selection::new(resource, namespace, &options)?;
     let resource = resource.clone();
-    let raw = shape == Shape::Whole && selection.takes_all() && is_stored_shape(&resource);
+    let writer = Writer {
+        // Nobody has to look inside.
+        is_raw: shape == Shape::Whole && selection.takes_all() && is_stored_shape(&resource),
+        shape,
+        now: Timestamp::now(),
+    };
     // Rendered where it is read: a large table must not hold up other requests' threads.
     core.store
         .read(move |read| {
-            let page = read_page(read, &resource, &selection, &options, raw)?;
+            let page = read_page(read, &resource, &selection, &options, &writer)?;
             render(&resource, page, shape)
         })
         .await
@@ -92,7 +92,7 @@ fn read_page(
     resource: &Resource,
     selection: &Selection,
     options: &ListOptions,
-    raw: bool,
+    writer: &Writer,
 ) -> Result<Page, Status> {
     let token = options
         .continue_token
@@ -127,7 +127,7 @@ fn read_page(
     // Who takes any state is given all of it.
     let is_any = options.revision == RevisionOption::Any && token.is_none();
     let limit = options.limit.filter(|_| !is_any);
-    let mut page = collect(read, resource, selection, &scan, limit, raw)
+    let mut page = collect(read, resource, selection, &scan, limit, writer)
         .map_err(|error| expired_token(error, token.is_some()))?;
     page.revision = at.unwrap_or(latest);
     if let Some((namespace, name)) = &page.last
@@ -153,16 +153,61 @@ fn expired_token(error: Status, continued: bool) -> Status {
     error
 }
 
+/// Puts objects into the shape that was asked for.
+struct Writer {
+    /// Stored bytes are what is served.
+    is_raw: bool,
+    shape: Shape,
+    now: Timestamp,
+}
+
+impl Writer {
+    /// Adds an object to the answer; `false` if it is not among those asked for.
+    fn add(
+        &self,
+        items: &mut Vec<u8>,
+        resource: &Resource,
+        selection: &Selection,
+        document: &[u8],
+    ) -> Result<bool, Status> {
+        if self.is_raw {
+            separate(items);
+            items.extend_from_slice(document);
+            return Ok(true);
+        }
+        let mut object = parse(document)?;
+        resource.from_stored(&mut object);
+        if !selection.matches(&object) {
+            return Ok(false);
+        }
+        separate(items);
+        match self.shape {
+            Shape::Whole => serde_json::to_writer(items, &object),
+            Shape::Metadata => serde_json::to_writer(items, &Partial::of(&object)),
+            Shape::Table(include) => {
+                serde_json::to_writer(items, &table::row(resource, &object, include, self.now))
+            }
+        }
+        .map_err(Status::internal)?;
+        Ok(true)
+    }
+}
+
+fn separate(items: &mut Vec<u8>) {
+    if !items.is_empty() {
+        items.push(b',');
+    }
+}
+
 fn collect(
     read: &Read<'_>,
     resource: &Resource,
     selection: &Selection,
     scan: &Scan<'_>,
     limit: Option<usize>,
-    raw: bool,
+    writer: &Writer,
 ) -> Result<Page, Status> {
-    let mut bytes = Vec::new();
-    let mut values = Vec::new();
+    let mut items = Vec::new();
     let mut count = 0;
     let mut last = None;
     let mut more = false;
@@ -171,32 +216,20 @@ fn collect(
         if !selection.may_match(item.namespace, item.name) {
             return ControlFlow::Continue(());
         }
-        let mut value = None;
-        if !raw {
-            let mut parsed = match parse(item.document) {
-                Ok(parsed) => parsed,
-                Err(status) => {
-                    failed = Some(status);
-                    return ControlFlow::Break(());
-                }
-            };
-            resource.from_stored(&mut parsed);
-            if !selection.matches(&parsed) {
-                return ControlFlow::Continue(());
+        let end = items.len();
+        match writer.add(&mut items, resource, selection, item.document) {
+            Ok(true) => {}
+            Ok(false) => return ControlFlow::Continue(()),
+            Err(status) => {
+                failed = Some(status);
+                return ControlFlow::Break(());
             }
-            value = Some(parsed);
         }
+        // One more than fits tells that there are more.
         if limit.is_some_and(|limit| count == limit) {
+            items.truncate(end);
             more = true;
             return ControlFlow::Break(());
-        }
-        if let Some(value) = value {
-            values.push(value);
-        } else {
-            if count > 0 {
-                bytes.push(b',');
-            }
-            bytes.extend_from_slice(item.document);
         }
         count += 1;
         if limit == Some(count) {
@@ -209,11 +242,7 @@ fn collect(
         return Err(status);
     }
     Ok(Page {
-        items: if raw {
-            Items::Raw(bytes)
-        } else {
-            Items::Values(values)
-        },
+        items,
         revision: Revision(0),
         last: last.filter(|_| more),
         remaining: None,
@@ -237,41 +266,27 @@ fn render(resource: &Resource, page: Page, shape: Shape) -> Result<Response, Sta
             meta["remainingItemCount"] = remaining.into();
         }
     }
-    let body = match (page.items, shape) {
-        (Items::Raw(items), _) => {
-            let head = format!(
-                "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[",
-                Value::from(resource.list_kind.as_str()),
-                Value::from(resource.api_version()),
-            );
-            let mut body = Vec::with_capacity(head.len() + items.len() + 2);
-            body.extend_from_slice(head.as_bytes());
-            body.extend_from_slice(&items);
-            body.extend_from_slice(b"]}");
-            body.into()
+    let mut head = match shape {
+        Shape::Whole => {
+            json!({"kind": resource.list_kind, "apiVersion": resource.api_version(), "metadata": meta})
         }
-        (Items::Values(items), Shape::Whole) => encode(&json!({
-            "kind": resource.list_kind,
-            "apiVersion": resource.api_version(),
-            "metadata": meta,
-            "items": items,
-        }))?,
-        (Items::Values(items), Shape::Metadata) => {
-            let items: Vec<Value> = items.into_iter().map(reply::partial).collect();
-            encode(&json!({
-                "kind": "PartialObjectMetadataList",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": meta,
-                "items": items,
-            }))?
+        Shape::Metadata => {
+            json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta})
         }
-        (Items::Values(items), Shape::Table(include)) => encode(&table::table(
-            resource,
-            meta,
-            &items,
-            include,
-            Timestamp::now(),
-        ))?,
-    };
+        Shape::Table(_) => {
+            json!({"kind": table::KIND, "apiVersion": table::API_VERSION, "metadata": meta, "columnDefinitions": table::definitions(resource)})
+        }
+    }
+    .to_string();
+    // The head's last brace comes after the items.
+    head.pop();
+    head.push_str(match shape {
+        Shape::Whole | Shape::Metadata => ",\"items\":[",
+        Shape::Table(_) => ",\"rows\":[",
+    });
+    let mut body = Vec::with_capacity(head.len() + page.items.len() + 2);
+    body.extend_from_slice(head.as_bytes());
+    body.extend_from_slice(&page.items);
+    body.extend_from_slice(b"]}");
     Ok(json_response(StatusCode::OK, body))
 }

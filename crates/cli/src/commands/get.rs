@@ -144,10 +144,16 @@ impl Get {
     /// Everything asked for of one kind, page by page.
     async fn table(&self, kind: &Kind) -> anyhow::Result<Table> {
         let request = self.request(kind);
+        // A row has all that is shown, but for the namespace; metadata would be most of the answer.
+        let objects = if self.shape.with_namespace {
+            Objects::Metadata
+        } else {
+            Objects::None
+        };
         let mut whole = Table::default();
         for name in &self.names {
             let asked = request.get(name, &GetParams::default())?;
-            let table: Table = match self.client.request(as_table(asked)).await {
+            let table: Table = match self.client.request(as_table(asked, objects)).await {
                 Ok(table) => table,
                 Err(error) => return Err(self.missing(kind, name, error).await),
             };
@@ -162,7 +168,7 @@ impl Get {
             let asked = request.list(&self.list_parameters(next))?;
             let page: Table = self
                 .client
-                .request(as_table(asked))
+                .request(as_table(asked, objects))
                 .await
                 .with_context(|| format!("cannot list {}", kind.resource.plural))?;
             if !page.column_definitions.is_empty() {
@@ -257,10 +263,10 @@ impl Get {
         let mut columns = first.column_definitions.clone();
         let mut version = first.metadata.resource_version.clone();
         loop {
-            let asked = as_table(
-                self.request(kind)
-                    .watch(&self.watch_parameters(), &version)?,
-            );
+            let asked = self
+                .request(kind)
+                .watch(&self.watch_parameters(), &version)?;
+            let asked = as_table(asked, Objects::Metadata);
             let events = self.client.request_events::<Table>(asked).await;
             let mut events = events
                 .with_context(|| format!("cannot watch {}", kind.resource.plural))?
@@ -441,9 +447,23 @@ impl Get {
     }
 }
 
-fn as_table(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+/// What each row of a table has of its object.
+#[derive(Clone, Copy)]
+enum Objects {
+    None,
+    Metadata,
+}
+
+fn as_table(mut request: http::Request<Vec<u8>>, objects: Objects) -> http::Request<Vec<u8>> {
     let accept = http::HeaderValue::from_static(AS_TABLE);
     request.headers_mut().insert(http::header::ACCEPT, accept);
+    if matches!(objects, Objects::None) {
+        let uri = request.uri().to_string();
+        let separator = if uri.contains('?') { '&' } else { '?' };
+        if let Ok(uri) = format!("{uri}{separator}includeObject=None").parse() {
+            *request.uri_mut() = uri;
+        }
+    }
     request
 }
 

@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Value, json};
 use stoke_store::{Change, ChangeType, Item, Revision};
 
 use super::Selection;
-use crate::reply::{self, is_stored_shape, parse};
+use crate::reply::{Partial, is_stored_shape, parse};
 use crate::request::Shape;
 use crate::resource::Resource;
 use crate::status::Status;
@@ -128,13 +129,12 @@ impl Encoder {
     fn line(&mut self, kind: &str, object: Value) -> Bytes {
         match self.shape {
             Shape::Whole => line(kind, &object),
-            Shape::Metadata => line(kind, &reply::partial(object)),
+            Shape::Metadata => line(kind, &Partial::of(&object)),
             Shape::Table(include) => {
-                let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
                 let now = Timestamp::now();
-                let mut table = table::table(&self.resource, meta, &[object], include, now);
+                let mut table = table::table(&self.resource, &object, include, now);
                 if self.columns_sent {
-                    table["columnDefinitions"] = Value::Null;
+                    table.column_definitions = None;
                 }
                 self.columns_sent = true;
                 line(kind, &table)
@@ -147,6 +147,9 @@ pub(super) fn error(status: &Status) -> Bytes {
     line("ERROR", &status.to_value())
 }
 
-fn line(kind: &str, object: &Value) -> Bytes {
-    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into()
+fn line(kind: &str, object: &impl Serialize) -> Bytes {
+    match serde_json::to_string(object) {
+        Ok(object) => format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into(),
+        Err(fault) => error(&Status::internal(fault)),
+    }
 }
