@@ -14,7 +14,7 @@ static_flags = RUSTFLAGS="-C target-feature=+crt-static"
 static_dir = $(or $(CARGO_TARGET_DIR),target)/$(target_triple)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-on-testbed build static image install lint bench bench-replay bench-memory bench-data bench-kube kube-up kube-down kube-image kube-check
+.PHONY: help demo test test-on-testbed tests-here tests-on-clusters build static image install lint bench bench-replay bench-memory bench-data bench-kube kube-up kube-down kube-image kube-check
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +31,18 @@ test: ## set up what tests need, check the style, run all tests
 # With whatever testbed there is: an operator inside of it needs the image of this tree. Then tests are built as what is in that image
 # is, and no dependency is built twice.
 has_nodes = $(filter full,$(STOKE_KUBE_MODE))
+test_all = $(if $(has_nodes),$(static_flags)) $(CARGO) test --workspace --locked $(if $(has_nodes),--target $(target_triple))
 test-on-testbed: $(if $(has_nodes),kube-image)
-	$(if $(has_nodes),$(static_flags)) $(CARGO) test --workspace --locked $(if $(has_nodes),--target $(target_triple))
+	$(test_all) --no-run
+	$(test_all) --no-run --test kube
+	@$(MAKE) --no-print-directory --jobs 2 tests-here tests-on-clusters
+
+tests-here:
+	$(test_all)
+
+# Mostly they wait for a cluster, so they run beside the others.
+tests-on-clusters:
+	$(test_all) --test kube
 
 build: ## the binary, in target/release/stoke
 	$(CARGO) build --release --locked --package stoke-cli --bin stoke
@@ -51,6 +61,7 @@ install: ## the binary, for you (PREFIX=/usr/local: for all)
 lint: ## formatting and clippy, as the tests demand them
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked
+	$(CARGO) clippy --workspace --test kube --locked
 
 bench: ## one JSON line per figure
 	@$(CARGO) bench --locked --quiet --package stoke-cli --bench engine --bench agent
