@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use aws_lc_rs::digest::{Context, SHA256};
+use crc_fast::CrcAlgorithm;
 use serde::{Deserialize, Serialize};
 
 /// Large enough that a request costs little beside its bytes, small enough that little is lost with one.
@@ -19,11 +20,35 @@ pub(crate) fn range(size: u64, block: u64) -> Range<u64> {
     start..size.min(start + BLOCK_BYTES)
 }
 
-/// SHA-256. Never all zeros: that is how a block is told that nobody has verified.
+/// How bytes are summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sum {
+    /// For what is held against somebody else's word.
+    Sha256,
+    /// CRC-64/NVME, which S3 itself uses: for what one machine writes down for itself. It misses nothing that a disk or a wire does to
+    /// bytes, and costs next to nothing, where SHA-256 takes a quarter of the time of a copy. Whoever could forge it could as well write
+    /// down another.
+    Crc64,
+}
+
+/// A checksum that says how it was made. Never all zeros: that is how a block is told that nobody has verified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digest(pub(crate) [u8; 32]);
 
 pub(crate) const DIGEST_BYTES: u64 = 32;
+
+/// What follows the eight bytes of a CRC. No SHA-256 that anybody will ever see ends like this.
+const CRC64_TAG: [u8; 24] = *b"crc64nvme\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+impl Digest {
+    pub(crate) fn sum(&self) -> Sum {
+        if self.0.ends_with(&CRC64_TAG) {
+            Sum::Crc64
+        } else {
+            Sum::Sha256
+        }
+    }
+}
 
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,26 +65,42 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-pub(crate) struct Hasher(Context);
+pub(crate) enum Hasher {
+    Sha256(Context),
+    Crc64(crc_fast::Digest),
+}
 
 impl Hasher {
-    pub(crate) fn new() -> Self {
-        Self(Context::new(&SHA256))
+    pub(crate) fn new(sum: Sum) -> Self {
+        match sum {
+            Sum::Sha256 => Self::Sha256(Context::new(&SHA256)),
+            Sum::Crc64 => Self::Crc64(crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme)),
+        }
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        match self {
+            Self::Sha256(context) => context.update(bytes),
+            Self::Crc64(digest) => digest.update(bytes),
+        }
     }
 
     pub(crate) fn finish(self) -> Digest {
         let mut digest = [0; 32];
-        digest.copy_from_slice(self.0.finish().as_ref());
+        match self {
+            Self::Sha256(context) => digest.copy_from_slice(context.finish().as_ref()),
+            Self::Crc64(crc) => {
+                digest[..8].copy_from_slice(&crc.finalize().to_be_bytes());
+                digest[8..].copy_from_slice(&CRC64_TAG);
+            }
+        }
         Digest(digest)
     }
 }
 
+/// SHA-256.
 pub(crate) fn digest(bytes: &[u8]) -> Digest {
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::new(Sum::Sha256);
     hasher.update(bytes);
     hasher.finish()
 }
@@ -70,7 +111,7 @@ pub(crate) fn whole(blocks: &[Digest]) -> FileDigest {
     let digest = match blocks {
         [one] => *one,
         many => {
-            let mut hasher = Hasher::new();
+            let mut hasher = Hasher::new(Sum::Sha256);
             for block in many {
                 hasher.update(&block.0);
             }
@@ -95,6 +136,27 @@ mod tests {
             whole(&[digest(b"abc")]).0,
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
+    }
+
+    #[test]
+    fn a_checksum_says_how_it_was_made() {
+        for sum in [Sum::Sha256, Sum::Crc64] {
+            for bytes in [&b""[..], b"abc"] {
+                let mut hasher = Hasher::new(sum);
+                hasher.update(bytes);
+                let digest = hasher.finish();
+                assert_eq!(digest.sum(), sum, "{bytes:?}");
+                assert_ne!(digest.0, [0; 32], "{bytes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_crc_is_the_one_that_s3_computes() {
+        let mut hasher = Hasher::new(Sum::Crc64);
+        hasher.update(b"1234");
+        hasher.update(b"56789");
+        assert_eq!(hex(&hasher.finish().0[..8]), "ae8b14860a799888");
     }
 
     proptest! {

@@ -20,6 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::blocks::Sum;
 use crate::disk;
 use crate::error::{DataError, OnDisk};
 use crate::fill::{self, Fill, Tree};
@@ -196,6 +197,7 @@ impl Cache {
         let part = self.reserve(remote, name, listed)?;
         progress.begin(summary.files, summary.bytes);
         let how = Fill {
+            sum: Sum::Crc64,
             only: None,
             strict: false,
             patience: Patience::new(self.patience),
@@ -257,6 +259,7 @@ impl Cache {
             staged.bytes,
         );
         let how = Fill {
+            sum: Sum::Crc64,
             only: changed,
             strict: true,
             patience: Patience::new(self.patience),

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::FlockOperation;
 
-use crate::blocks::{DIGEST_BYTES, Digest, Hasher};
+use crate::blocks::{DIGEST_BYTES, Digest, Hasher, Sum};
 use crate::error::{DataError, OnDisk};
 
 /// Takes the lock of a file and keeps it as long as the file is open; none if another has it.
@@ -69,8 +69,12 @@ pub(crate) fn make_dirs(path: &Path) -> Result<(), DataError> {
 }
 
 /// The checksum of a part of a file; none if the file ends before.
-pub(crate) fn block_digest(file: &File, range: std::ops::Range<u64>) -> io::Result<Option<Digest>> {
-    let mut hasher = Hasher::new();
+pub(crate) fn block_digest(
+    file: &File,
+    range: std::ops::Range<u64>,
+    sum: Sum,
+) -> io::Result<Option<Digest>> {
+    let mut hasher = Hasher::new(sum);
     let mut buffer = vec![0; 128 << 10];
     let mut at = range.start;
     while at < range.end {

@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
 
-use crate::blocks::{self, Digest, Hasher};
+use crate::blocks::{self, Digest, Hasher, Sum};
 use crate::error::DataError;
 use crate::listing::{ANY_STATE, Unit};
 use crate::progress::Progress;
@@ -33,7 +33,7 @@ impl From<object_store::Error> for Fault {
 /// changed since is an error.
 pub(crate) async fn fetch(
     remote: &Remote,
-    unit: &Unit,
+    (unit, sum): (&Unit, Sum),
     (file, path): (&File, &std::path::Path),
     patience: &Patience,
     progress: &Progress,
@@ -49,7 +49,7 @@ pub(crate) async fn fetch(
     let (mut tries, mut rounds) = (0, 0);
     loop {
         let mut written = 0;
-        let error = match attempt(remote, &key, unit, file, progress, &mut written).await {
+        let error = match attempt(remote, &key, (unit, sum), file, progress, &mut written).await {
             Ok(digest) => {
                 patience.good();
                 return Ok(digest);
@@ -81,14 +81,14 @@ pub(crate) async fn fetch(
 async fn attempt(
     remote: &Remote,
     key: &Path,
-    unit: &Unit,
+    (unit, sum): (&Unit, Sum),
     file: &File,
     progress: &Progress,
     written: &mut u64,
 ) -> Result<Digest, Fault> {
     let (entry, range) = (&unit.entry, unit.range());
     if range.is_empty() {
-        return Ok(Hasher::new().finish());
+        return Ok(Hasher::new(sum).finish());
     }
     let is_whole = blocks::count(entry.size) == 1;
     let options = GetOptions {
@@ -106,7 +106,7 @@ async fn attempt(
             source: "another size than listed".into(),
         }));
     }
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::new(sum);
     let mut chunks = answer.into_stream();
     let mut at = range.start;
     while let Some(chunk) = chunks.try_next().await? {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::JoinSet;
 
-use crate::blocks;
+use crate::blocks::{self, Sum};
 use crate::disk::{self, Digests};
 use crate::error::{DataError, OnDisk};
 use crate::fetch::fetch;
@@ -50,6 +50,7 @@ struct Work {
     units: Mutex<Units>,
     /// How many blocks are missing of the files that several work on.
     left: Mutex<HashMap<u64, u64>>,
+    sum: Sum,
     /// Whether a checksum on record is the truth, or merely what an earlier try saw.
     strict: bool,
     mended: Mutex<BTreeSet<u64>>,
@@ -59,6 +60,8 @@ struct Work {
 
 /// What to make of a tree.
 pub(crate) struct Fill {
+    /// How blocks are summed up that have no checksum on record.
+    pub(crate) sum: Sum,
     /// These files only, by their place in the listing.
     pub(crate) only: Option<BTreeSet<u64>>,
     /// Files were whole once: fetched bytes must have the checksum on record.
@@ -80,6 +83,7 @@ pub(crate) async fn fill(
         digests: Digests::open(&tree.digests())?,
         units: Mutex::new(Units::new(Entries::open(&tree.listing())?, how.only)),
         left: Mutex::default(),
+        sum: how.sum,
         strict: how.strict,
         mended: Mutex::default(),
         progress: progress.clone(),
@@ -120,17 +124,22 @@ async fn one(work: &Work, unit: Unit, made: &mut PathBuf) -> Result<(), DataErro
     let (range, recorded) = (unit.range(), work.digests.get(unit.slot));
     let bytes = range.end - range.start;
     let is_there = match recorded {
-        Some(digest) => disk::block_digest(&file, range).on_disk("read", &path)? == Some(digest),
+        Some(digest) => {
+            let found = disk::block_digest(&file, range, digest.sum());
+            found.on_disk("read", &path)? == Some(digest)
+        }
         None => false,
     };
     if is_there {
         work.progress.found(bytes);
     } else {
+        // As on record, where it may have to be the same.
+        let sum = recorded.map_or(work.sum, |recorded| recorded.sum());
         let mut tries = 0;
         let digest = loop {
             let digest = fetch(
                 &work.remote,
-                &unit,
+                (&unit, sum),
                 (&file, &path),
                 &work.patience,
                 &work.progress,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::blocks;
+use crate::blocks::{self, Sum};
 use crate::disk::{self, Digests};
 use crate::error::{DataError, OnDisk};
 use crate::fill::{Fill, Tree, fill};
@@ -65,6 +65,8 @@ pub async fn restore(
     );
     for tries in 0.. {
         let how = Fill {
+            // What the manifest has.
+            sum: Sum::Sha256,
             only: None,
             strict: false,
             patience: Patience::new(patience),
