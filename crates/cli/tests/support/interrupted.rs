@@ -111,6 +111,12 @@ impl Journal {
         (attempt, steps.filter(|it| it.attempt == attempt).count())
     }
 
+    pub fn has_saved(&self, attempt: u32) -> bool {
+        let lines = self.lines();
+        let mut saved = lines.iter().filter(|it| it.word == "saved");
+        saved.any(|it| it.attempt == attempt)
+    }
+
     /// The process of a rank, as it knows itself.
     pub fn pid(&self, attempt: u32, rank: u32) -> u32 {
         let lines = self.lines();
