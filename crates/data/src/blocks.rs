@@ -67,14 +67,14 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 pub(crate) enum Hasher {
     Sha256(Context),
-    Crc64(crc_fast::Digest),
+    Crc64(Box<crc_fast::Digest>),
 }
 
 impl Hasher {
     pub(crate) fn new(sum: Sum) -> Self {
         match sum {
             Sum::Sha256 => Self::Sha256(Context::new(&SHA256)),
-            Sum::Crc64 => Self::Crc64(crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme)),
+            Sum::Crc64 => Self::Crc64(Box::new(crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme))),
         }
     }
 
