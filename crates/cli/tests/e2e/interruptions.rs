@@ -15,8 +15,6 @@ use crate::support::{Engine, alive, eventually, have, is_root, python_with, said
 const INTERRUPTIONS: u32 = 25;
 /// Seconds between two checkpoints.
 const EVERY: f64 = 2.0;
-/// Interruptions in a row before anything was saved. The wait for the next attempt doubles with each, and it is not what is tried here.
-const IN_VAIN_MAX: u32 = 2;
 /// Steps of the whole training, more than are done between interruptions.
 const STEPS: u32 = 2_500;
 
@@ -127,7 +125,6 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
     let parts = Training::submit(&engine, "parts", &python, "0.04");
     let mut ways: Vec<Way> = Vec::new();
     let (mut ports, mut uids) = (BTreeSet::new(), pod_uids(&engine));
-    let mut in_vain = 0;
     for _ in 0..INTERRUPTIONS {
         let way = match random.below(8) {
             0..3 => Way::Worker,
@@ -138,12 +135,9 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
         let (attempt, _) = eventually("a step", || {
             Some(parts.journal.position()).filter(|it| it.0 > 0)
         });
-        if in_vain == IN_VAIN_MAX {
-            eventually("a checkpoint", || {
-                let (now, _) = parts.journal.position();
-                parts.journal.has_saved(now).then_some(())
-            });
-        }
+        eventually("a checkpoint", || {
+            (!parts.journal.gets_nowhere()).then_some(())
+        });
         std::thread::sleep(Duration::from_millis(random.below(4_000)));
         let (attempt, done) = Some(parts.journal.position())
             .filter(|it| it.0 > 0)
@@ -157,11 +151,6 @@ fn twenty_five_interruptions_lose_no_more_than_an_interval_each_and_change_nothi
             "{:6.1} s: {way:?} of attempt {attempt} after {done} steps",
             begun.elapsed().as_secs_f64()
         );
-        in_vain = if parts.journal.has_saved(attempt) {
-            0
-        } else {
-            in_vain + 1
-        };
         interrupt(&parts, way, attempt, random.below(2) as u32);
         eventually("it to go on", || {
             let (now, count) = parts.journal.position();

@@ -178,6 +178,8 @@ fn five_interruptions_lose_no_more_than_an_interval_each_and_change_nothing() {
         let told = || format!("{:#}", jobs.get("parts")["status"]);
         let position = || Some(parts.journal.position()).filter(|it| it.1 > 0);
         eventually_or("a step", position, told);
+        let gets_on = || (!parts.journal.gets_nowhere()).then_some(());
+        eventually_or("a checkpoint", gets_on, told);
         std::thread::sleep(Duration::from_millis(random.below(4_000)));
         let (attempt, done) = parts.journal.position();
         let rank = random.below(2) as u32;

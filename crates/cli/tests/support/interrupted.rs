@@ -111,10 +111,13 @@ impl Journal {
         (attempt, steps.filter(|it| it.attempt == attempt).count())
     }
 
-    pub fn has_saved(&self, attempt: u32) -> bool {
+    /// Three attempts in a row have saved nothing, the newest among them. The wait for the next doubles with each such attempt, and that is not
+    /// what is tried here.
+    pub fn gets_nowhere(&self) -> bool {
+        let (newest, _) = self.position();
         let lines = self.lines();
-        let mut saved = lines.iter().filter(|it| it.word == "saved");
-        saved.any(|it| it.attempt == attempt)
+        let saved = lines.iter().filter(|it| it.word == "saved");
+        newest > 2 && saved.map(|it| it.attempt).max() < Some(newest - 2)
     }
 
     /// The process of a rank, as it knows itself.
