@@ -25,8 +25,8 @@ pub(crate) fn range(size: u64, block: u64) -> Range<u64> {
 pub(crate) enum Sum {
     /// For what is held against somebody else's word.
     Sha256,
-    /// CRC-64/NVME, which S3 itself uses: for what one machine writes down for itself. It misses nothing that a disk or a wire does to
-    /// bytes, and costs next to nothing, where SHA-256 takes a quarter of the time of a copy. Whoever could forge it could as well write
+    /// CRC-64/NVME, which S3 itself uses: for what one machine writes down for itself. It misses one in 2^64 of what a disk or a wire does
+    /// to bytes, and costs next to nothing, where SHA-256 takes a quarter of the time of a copy. Whoever could forge it could as well write
     /// down another.
     Crc64,
 }

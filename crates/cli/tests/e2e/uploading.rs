@@ -95,8 +95,12 @@ impl<'a> Training<'a> {
         assert!(patched.status.success(), "{}", said(&patched));
     }
 
-    /// Of an attempt that is on record and has no pod yet there are none, which `stoke logs` takes for an error.
     fn logs(&self) -> String {
+        self.engine.stoke(&["logs", self.name])
+    }
+
+    /// Of an attempt that is on record and has no pod yet there are none, which `stoke logs` takes for an error.
+    fn logs_so_far(&self) -> String {
         let output = self.engine.try_stoke(&["logs", self.name]);
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
@@ -188,14 +192,14 @@ fn copies_get_there_in_the_end_and_a_training_goes_on_from_them_when_its_volume_
     server.kill();
     training.patch(&json!({"spec": {"suspend": false}}));
     eventually("it to say that it waits", || {
-        let logs = training.logs();
+        let logs = training.logs_so_far();
         let waits = logs.contains("waits: there is no checkpoint");
         assert!(!waits || !logs.contains("from 0"), "{logs}");
         waits.then_some(())
     });
     server.revive();
     eventually("it to go on", || {
-        training.logs().contains("from 4").then_some(())
+        training.logs_so_far().contains("from 4").then_some(())
     });
 
     // What is written last gets there, though the program is over.
